@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clean-room NKI simulator: the ``nki`` API on the CPU, with physical memory, strict checks and a trace."""
+
+from nki_bn.simulator.errors import (
+    DeadlockError,
+    IncompleteOutputError,
+    NkiValidationError,
+    OutOfMemoryError,
+    RaceError,
+    UninitializedReadError,
+    UnsupportedError,
+)
+from nki_bn.simulator.install import Installation, install
+from nki_bn.simulator.kernel import simulate
+from nki_bn.simulator.launch import SimulationResult, run
+from nki_bn.simulator.machine import RunOptions
+
+__all__ = [
+    "DeadlockError",
+    "IncompleteOutputError",
+    "Installation",
+    "NkiValidationError",
+    "OutOfMemoryError",
+    "RaceError",
+    "RunOptions",
+    "SimulationResult",
+    "UninitializedReadError",
+    "UnsupportedError",
+    "install",
+    "run",
+    "simulate",
+]

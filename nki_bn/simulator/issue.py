@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The path every instruction takes: record, check what is read, compute from a snapshot, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import IndexRangeError, RaceError, UninitializedReadError
+from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
+from nki_bn.simulator.memory import ACCUMULATING, READ_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
+from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
+from nki_bn.simulator.tensor import NKIObject, NkiTensor, require
+from nki_bn.simulator.trace import Access, Record, caller
+
+
+class NkiInstruction(NKIObject):
+    """Handle of an issued instruction."""
+
+    def __init__(self, handle: Record) -> None:
+        self.handle = handle
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Run after ``producers``; an edge for the timing model, no change of results.
+
+        Raises:
+            TypeError: a producer is not an instruction handle.
+        """
+        for producer in producers:
+            if not isinstance(producer, NkiInstruction):
+                raise TypeError(f"depends_on takes instruction handles, got {type(producer).__name__}")
+            self.handle.after.append(producer.handle.index)
+        return self
+
+
+@dataclass
+class Masked:
+    """A result of which only the elements with ``mask`` are written."""
+
+    values: Array
+    mask: Array
+
+
+Result = Array | Masked
+
+
+def issue(
+    opcode: str,
+    engine: str,
+    writes: Sequence[NkiTensor],
+    reads: Sequence[NkiTensor],
+    compute: Callable[[], Sequence[Result]],
+    *,
+    name: str | None = None,
+    **attributes: Any,
+) -> NkiInstruction:
+    """Execute one instruction on the current core.
+
+    ``compute`` returns one array per tensor of ``writes`` (any shape with as many elements, any dtype: it is rounded to
+    the destination's); it reads its operands itself, before anything is written.
+    """
+    core = current_core()
+    record = Record(len(core.run.trace.records), core.index, opcode, engine, tuple(Access.of(t) for t in writes),
+                    tuple(Access.of(t) for t in reads), caller(), name, attributes)
+    core._register(name, "instruction")
+    if core.ordered is not None:
+        record.after.extend(core.ordered[-1:])
+        core.ordered.append(record.index)
+    core.run.trace.records.append(record)
+    for tensor in (*writes, *reads):
+        if core.options.strict and tensor.buffer.on_chip and engine != "dma":
+            check_start(tensor.address[0], tensor.shape[0], f"{opcode} operand {tensor!r}")
+    for tensor in reads:
+        _check_read(core, record, tensor)
+    with np.errstate(all="ignore"):
+        results = compute()
+    for tensor, result in zip(writes, results, strict=True):
+        _write(core, record, tensor, result)
+    return NkiInstruction(record)
+
+
+def settle(tensor: NkiTensor) -> NkiTensor:
+    """``tensor`` with its run-time index read and added to the offset.
+
+    Raises:
+        IndexRangeError: the index is out of range, or what it selects reaches outside the tensor.
+    """
+    dynamic = tensor.dynamic
+    if dynamic is None:
+        return tensor
+    index = read_index(dynamic.index)
+    if not 0 <= index < dynamic.bound:
+        raise IndexRangeError(f"run-time index {index} is out of range for a dimension of size {dynamic.bound} of {tensor!r}")
+    fixed = NkiTensor(tensor.shape, tensor.dtype, tensor.storage, strides=tensor.strides,
+                      offset=tensor.offset + index * dynamic.stride)
+    if not fixed.is_inside():
+        raise IndexRangeError(f"run-time index {index} leads outside the storage of {tensor!r}")
+    return fixed
+
+
+def index_tiles(tensor: NkiTensor) -> list[NkiTensor]:
+    """The tile that holds the run-time index of ``tensor``, if a tile does: the instruction reads it too."""
+    dynamic = tensor.dynamic
+    return [dynamic.index] if dynamic is not None and isinstance(dynamic.index, NkiTensor) else []
+
+
+def read_index(index: Any) -> int:
+    """The value of a run-time index: a register or a one-element tile.
+
+    Raises:
+        NkiValidationError: it has more than one element, or none yet.
+    """
+    if not isinstance(index, NkiTensor):
+        require(index.state is not None, "a register is used as an index before it was set")
+        return int(index.state)
+    require(index.size == 1, f"a run-time index is one element, got {index!r}")
+    if current_core().options.strict and not (index.shadow() & WRITTEN).all():
+        raise UninitializedReadError(f"{caller()} reads the run-time index {index!r}, which was never written")
+    return int(index.array().reshape(-1)[0])
+
+
+def float32(tensor: NkiTensor) -> Float32:
+    """The elements of an on-chip tensor as float32, shape (partitions, elements per partition)."""
+    return to_float32(tensor.array()).reshape(tensor.shape[0], -1)
+
+
+def raw(tensor: NkiTensor) -> Array:
+    """The elements of an on-chip tensor in their own dtype, shape (partitions, elements per partition)."""
+    return tensor.array().reshape(tensor.shape[0], -1)
+
+
+def _check_read(core: Core, record: Record, tensor: NkiTensor) -> None:
+    shadow = tensor.shadow()
+    if core.options.strict and not (shadow & WRITTEN).all():
+        flags = element_flags(tensor, shadow) & WRITTEN
+        first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
+        raise UninitializedReadError(
+            f"{record.opcode} at {record.source} reads {tensor!r}, of which {int((flags == 0).sum())} elements were never "
+            f"written (first: {first})"
+        )
+    _note_shared(core, record, tensor, shadow, READ_BY, WRITTEN_BY)
+
+
+def _note_shared(core: Core, record: Record, tensor: NkiTensor, shadow: Array, mine: tuple[int, int],
+                 conflicting: tuple[int, int]) -> None:
+    """Mark the bytes as touched by this core; report a conflict with the other one."""
+    if core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm:
+        return
+    accesses = core.run.hbm_accesses[tensor.storage.bank]
+    if (shadow & conflicting[1 - core.index]).any():
+        raise RaceError(_describe_race(accesses, record, core.index, tensor))
+    shadow |= mine[core.index]
+    accesses.append((record, Access.of(tensor), mine is WRITTEN_BY))
+
+
+def _describe_race(accesses: list[Any], record: Record, core: int, tensor: NkiTensor) -> str:
+    low, high = Access.of(tensor).extent
+    for other, access, wrote in accesses:
+        start, end = access.extent
+        if other.core != core and start < high and low < end and (wrote or record.writes):
+            verb = "writes" if wrote else "reads"
+            return (f"race on {tensor!r}: core {core} {record.opcode} at {record.source} and core {other.core} "
+                    f"{other.opcode} at {other.source} ({verb} it) with no core_barrier on it between")
+    raise AssertionError("a conflict without an access")  # pragma: no cover - marks and list are written together
+
+
+def clear_marks(core: Core, bank: Bank) -> None:
+    """Forget who touched the memory of a shared tensor: a barrier has ordered it."""
+    bank.shadow &= WRITTEN | ACCUMULATING
+    core.run.hbm_accesses[bank].clear()
+
+
+def clear_all_marks(core: Core) -> None:
+    """Forget who touched any shared tensor."""
+    for bank in core.run.hbm_accesses:
+        clear_marks(core, bank)
+
+
+def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> None:
+    shadow = tensor.shadow()
+    _note_shared(core, record, tensor, shadow, WRITTEN_BY, tuple(a | b for a, b in zip(READ_BY, WRITTEN_BY)))  # type: ignore[arg-type]
+    array = tensor.array()
+    values = result.values if isinstance(result, Masked) else result
+    values = cast(np.asarray(values), array.dtype).reshape(array.shape)
+    if isinstance(result, Masked):
+        mask = result.mask.reshape(array.shape)
+        np.copyto(array, values, where=mask)
+        per_byte = np.broadcast_to(mask[..., None], (*mask.shape, dtypes.size_of(tensor.dtype))).reshape(shadow.shape)
+        np.bitwise_or(shadow, WRITTEN | ACCUMULATING, out=shadow, where=per_byte)
+        return
+    array[...] = values
+    shadow |= WRITTEN | ACCUMULATING

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nki.jit`` and ``nki.simulate``: kernels as objects that are launched on the simulator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from nki_bn.simulator.errors import UnsupportedError
+from nki_bn.simulator.launch import options_from_environment, run
+from nki_bn.simulator.machine import RunOptions, running
+
+
+class Kernel:
+    """A function as a kernel: ``kernel(...)`` runs it on one core, ``kernel[2](...)`` on two.
+
+    There is no compiler here, so every launch is a simulation. Called inside a running kernel it is inlined.
+    """
+
+    def __init__(self, func: Callable[..., Any], lnc: int = 1, options: RunOptions | None = None) -> None:
+        self.func = inspect.unwrap(func)
+        self.lnc = lnc
+        self.options = options
+        functools.update_wrapper(self, self.func)
+
+    def __getitem__(self, grid: int | tuple[int]) -> Kernel:
+        size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"a kernel grid is one integer, the number of cores; got {grid!r}")
+        return Kernel(self.func, size, self.options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if running() is not None:
+            return self.func(*args, **kwargs)
+        return run(self.func, args, kwargs, self.lnc, self.options or options_from_environment()).outputs
+
+    def with_schedule(self, schedule: Any) -> Kernel:
+        """Named scheduling edges: documented, not executed by this simulator yet."""
+        raise UnsupportedError("kernel.with_schedule is not supported by this simulator")
+
+
+def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    """Make a kernel of a function; used as ``@nki.jit``, ``@nki.jit()`` or ``nki.jit(function)``.
+
+    ``mode`` is ignored, as in the vendor's package.
+
+    Raises:
+        TypeError: ``platform_target`` was given (use NEURON_PLATFORM_TARGET_OVERRIDE) or an unknown keyword.
+    """
+    if "platform_target" in kwargs:
+        raise TypeError("platform_target is not an argument any more: set NEURON_PLATFORM_TARGET_OVERRIDE")
+    unknown = set(kwargs) - {"mode", "compile_config", "specialization_config"}
+    if unknown:
+        raise TypeError(f"nki.jit got unexpected keyword arguments {sorted(unknown)}")
+    if fn is None:
+        return jit
+    return fn if isinstance(fn, Kernel) else Kernel(fn)
+
+
+def simulate(kernel: Any, options: RunOptions | None = None) -> Kernel:
+    """``nki.simulate(kernel)(*args)``: run on the CPU; plain functions are wrapped.
+
+    ``options`` (this simulator's own) chooses target, strictness and numerics; without it the environment decides.
+    """
+    made = jit(kernel)
+    return Kernel(made.func, made.lnc, options or made.options)

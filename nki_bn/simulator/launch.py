@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launching a kernel: arguments into HBM, one thread per core, results out."""
+
+from __future__ import annotations
+
+import contextvars
+import contextvars
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nki_bn.hardware import load_target
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import IncompleteOutputError, NkiValidationError
+from nki_bn.simulator.machine import Core, Run, RunOptions, element_flags, enter
+from nki_bn.simulator.memory import WRITTEN, MemoryRegion
+from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.tensor import NkiTensor
+from nki_bn.simulator.trace import Trace
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a run returned and what it left: the trace, and the most bytes per partition that were in use per core."""
+
+    outputs: Any
+    trace: Trace
+    sbuf_high_water: tuple[int, ...]
+    psum_high_water: tuple[int, ...]
+    options: RunOptions
+
+
+def options_from_environment() -> RunOptions:
+    """The vendor's defaults and variables: lenient, float32 operands, target from NEURON_PLATFORM_TARGET_OVERRIDE (else
+    trn3), roundings off when NKI_PRECISE_FP is 0."""
+    return RunOptions(
+        target=os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3"),
+        strict=False,
+        numerics="ideal",
+        precise_fp=os.environ.get("NKI_PRECISE_FP", "1") != "0",
+    )
+
+
+def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, options: RunOptions) -> SimulationResult:
+    """Simulate ``kernel`` (a function or an ``nki.jit`` kernel) on ``lnc`` cores.
+
+    NumPy arrays and torch tensors among the arguments become HBM tensors; what the kernel writes into them is seen by the
+    caller. Results are of the same kind as the inputs.
+
+    Raises:
+        TypeError: an argument has no NKI dtype or is a list; no arguments were given.
+        ValueError: ``lnc`` is not 1 or 2, or 2 on trn1.
+        NkiValidationError and its subclasses, DeadlockError: faults of the kernel.
+    """
+    function = getattr(kernel, "func", kernel)
+    if not args and not kwargs:
+        raise TypeError(f"kernel {function.__name__} was called without arguments")
+    state = Run(options, check_lnc(lnc, options))
+    arguments = _Arguments(state)
+    placed = arguments.bind(function, args, kwargs)
+    body = _with_memory_keywords(function)
+
+    def on(core: Core) -> Callable[[], Any]:
+        def work() -> Any:
+            enter(core)
+            return body(*placed.args, **placed.kwargs)
+
+        return work
+
+    # A new context per launch: kernels may be launched while another one runs, and from several threads.
+    bodies = [functools.partial(contextvars.copy_context().run, on(core)) for core in state.cores]
+    returned = state.lockstep.run(bodies)[0]
+    arguments.write_back()
+    outputs = arguments.collect(returned)
+    return SimulationResult(outputs, state.trace, tuple(core.sbuf.high_water for core in state.cores),
+                            tuple(core.psum.high_water for core in state.cores), options)
+
+
+def check_lnc(lnc: int, options: RunOptions) -> int:
+    """``lnc`` if the target has that many cores in a logical one.
+
+    Raises:
+        ValueError: it has not.
+    """
+    most = load_target(options.target).logical_cores
+    if isinstance(lnc, bool) or not isinstance(lnc, int) or not 1 <= lnc <= most:
+        raise ValueError(f"lnc {lnc!r} is not possible on {options.target}; accepted: 1{' or 2' if most > 1 else ''}")
+    return lnc
+
+
+class _Arguments:
+    """The tensors of a launch: where they came from and how to give them back."""
+
+    def __init__(self, state: Run) -> None:
+        self._state = state
+        self._copies: list[tuple[Array, NkiTensor]] = []
+        self._torch = False
+
+    def bind(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        """The arguments of a call of ``function``, with HBM tensors for arrays."""
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        for key, value in bound.arguments.items():
+            kind = bound.signature.parameters[key].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                bound.arguments[key] = tuple(self.place(f"{key}[{at}]", item) for at, item in enumerate(value))
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                bound.arguments[key] = {name: self.place(name, item) for name, item in value.items()}
+            else:
+                bound.arguments[key] = self.place(key, value)
+        return bound
+
+    def place(self, name: str, value: Any) -> Any:
+        """An HBM tensor for an array, anything else as it is."""
+        if isinstance(value, list):
+            raise TypeError(f"argument {name} is a list; kernels take tuples")
+        array = self._as_array(value)
+        if array is None:
+            return value
+        dtype = dtypes.normalize(array.dtype)
+        if array.ndim == 0 or array.size == 0:
+            raise NkiValidationError(f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension")
+        held = array.view(np.uint8) if dtype == "bool_" else array
+        region = MemoryRegion.shared_hbm if self._state.lnc > 1 else MemoryRegion.private_hbm
+        in_place = held.flags.c_contiguous and held.flags.writeable and held.dtype.isnative
+        tensor = self._state.adopt(held if in_place else _own_copy(held), dtype, name, region)
+        if self._state.scale > 1 or not in_place:
+            self._copies.append((held, tensor))
+        return tensor
+
+    def _as_array(self, value: Any) -> Array | None:
+        if isinstance(value, np.ndarray):
+            return value
+        root = type(value).__module__.partition(".")[0]
+        if root == "torch" and hasattr(value, "detach"):
+            self._torch = True
+            return _torch_memory(value)
+        if root in ("jax", "jaxlib"):
+            return np.asarray(value)
+        return None
+
+    def write_back(self) -> None:
+        """Copy inputs that could not be used in place back to their arrays, where that is possible and needed."""
+        for array, tensor in self._copies:
+            result = tensor.array().astype(array.dtype)
+            if array.flags.writeable and not np.array_equal(result.view(np.uint8), np.ascontiguousarray(array).view(np.uint8)):
+                array[...] = result
+
+    def collect(self, returned: Any) -> Any:
+        """Results as arrays (or torch tensors), in the structure the kernel returned."""
+        if isinstance(returned, (tuple, list)):
+            return tuple(self.collect(item) for item in returned)
+        if not isinstance(returned, NkiTensor):
+            return returned
+        if returned.buffer is not MemoryRegion.shared_hbm and not returned.storage.is_input:
+            raise NkiValidationError(f"{returned!r} is returned but not in shared_hbm")
+        self._check_complete(returned)
+        array = returned.array().copy()
+        if returned.dtype == "bool_":
+            array = array.astype(np.bool_)
+        return _to_torch(array) if self._torch else array
+
+    def _check_complete(self, tensor: NkiTensor) -> None:
+        flags = element_flags(tensor, tensor.shadow() & WRITTEN)
+        if self._state.options.strict and not flags.all():
+            first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
+            raise IncompleteOutputError(
+                f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were never written (first: {first})")
+
+
+def _own_copy(array: Array) -> Array:
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
+
+
+def _torch_memory(value: Any) -> Array:
+    """A NumPy view of a CPU torch tensor's memory (bfloat16 and float8 through their bits)."""
+    value = value.detach()
+    if value.device.type != "cpu":
+        value = value.cpu()
+    name = str(value.dtype).removeprefix("torch.")
+    if name == "bfloat16" or name.startswith("float8"):
+        import torch
+
+        bits = value.view(torch.int16 if name == "bfloat16" else torch.uint8).numpy()
+        return bits.view(dtypes.to_numpy(dtypes.normalize(name)))  # type: ignore[no-any-return]
+    return value.numpy()  # type: ignore[no-any-return]
+
+
+def _to_torch(array: Array) -> Any:
+    import torch
+
+    name = array.dtype.name
+    if name == "bfloat16" or name.startswith("float8"):
+        bits = torch.from_numpy(array.view(np.int16 if name == "bfloat16" else np.uint8))
+        return bits.view(getattr(torch, name))
+    return torch.from_numpy(array)
+
+
+class _MemoryKeyword:
+    """``sbuf``, ``psum`` or ``hbm`` as a bare name with a ``view`` method: the spelling of early releases."""
+
+    def __init__(self, region: MemoryRegion) -> None:
+        self._region = region
+
+    def view(self, dtype: Any, shape: tuple[int, ...]) -> NkiTensor:
+        """A new tensor in this region."""
+        from nki_bn.simulator.machine import current_core
+
+        return current_core().allocate(tuple(shape), dtypes.normalize(dtype), self._region, "", None)
+
+
+_KEYWORDS = {"sbuf": MemoryRegion.sbuf, "psum": MemoryRegion.psum, "hbm": MemoryRegion.shared_hbm}
+
+
+def _with_memory_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` seeing the memory keywords, if it names one that nothing defines."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(function, types.FunctionType) or code is None:
+        return function
+    missing = {name: _MemoryKeyword(region) for name, region in _KEYWORDS.items()
+               if name in code.co_names and name not in function.__globals__}
+    if not missing:
+        return function
+    scope = {**function.__globals__, **missing}
+    clone = types.FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    clone.__kwdefaults__ = function.__kwdefaults__
+    return clone

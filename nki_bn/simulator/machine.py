@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a run: options, cores with their memories, tensors of HBM, and the trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nki_bn.hardware import Target, load_target
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import NkiValidationError
+from nki_bn.simulator.lockstep import Lockstep
+from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
+from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
+from nki_bn.simulator.tensor import NkiTensor, require
+from nki_bn.simulator.trace import Trace
+
+NUMERICS = ("ideal", "trn2")
+ACCUMULATE = ("pairwise", "sequential")
+
+# What the vendor's simulator puts into new memory.
+_FILL_INTEGER = 4
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a kernel is simulated.
+
+    Attributes:
+        target: chip (trn1, trn2, trn3 or an alias).
+        strict: an unwritten read or an incomplete output is an error; otherwise unwritten memory is NaN (integers: 4).
+        numerics: ``"trn2"`` rounds per-partition operands to 18 significant bits, ``"ideal"`` does not.
+        accumulate: order of summation, ``"pairwise"`` or ``"sequential"``.
+        precise_fp: False holds every low-precision tensor as float32, without rounding.
+    """
+
+    target: str = "trn2"
+    strict: bool = True
+    numerics: str = "trn2"
+    accumulate: str = "pairwise"
+    precise_fp: bool = True
+
+    def __post_init__(self) -> None:
+        load_target(self.target)
+        for field_name, accepted in (("numerics", NUMERICS), ("accumulate", ACCUMULATE)):
+            value = getattr(self, field_name)
+            if value not in accepted:
+                raise ValueError(f"{field_name} {value!r} is unknown; accepted: {', '.join(accepted)}")
+
+
+@dataclass
+class Run:
+    """One launch of a kernel on ``lnc`` cores."""
+
+    options: RunOptions
+    lnc: int
+    trace: Trace = field(default_factory=Trace)
+    shared: list[tuple[Storage, NkiTensor]] = field(default_factory=list)
+    posts: dict[Any, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
+    hbm_accesses: dict[Bank, list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self.target: Target = load_target(self.options.target)
+        self.lockstep = Lockstep(self.lnc)
+        self.cores = [Core(self, index) for index in range(self.lnc)]
+
+    @property
+    def scale(self) -> int:
+        """Storage bytes per logical byte."""
+        return 1 if self.options.precise_fp else 4
+
+    def adopt(self, data: Array, dtype: str, name: str, region: MemoryRegion) -> NkiTensor:
+        """An HBM tensor over the memory of ``data`` (contiguous, of the dtype elements are held in), fully written."""
+        storage = Storage(region, data.shape, dtype, name)
+        storage.is_input = True
+        if self.scale > 1:
+            wide = np.zeros(storage.size * dtypes.size_of(dtype) * self.scale, np.uint8)
+            storage.bank = Bank(wide, self.scale)
+            tensor = NkiTensor(data.shape, dtype, storage)
+            tensor.array()[...] = data
+        else:
+            storage.bank = Bank(data.reshape(-1).view(np.uint8), 1)
+            tensor = NkiTensor(data.shape, dtype, storage)
+        storage.bank.shadow[:] = WRITTEN
+        return tensor
+
+
+class Core:
+    """A physical core: SBUF, PSUM, accumulator registers, and counters of what it has allocated and posted."""
+
+    def __init__(self, run: Run, index: int) -> None:
+        target = run.target
+        self.run = run
+        self.index = index
+        self.sbuf = Scratchpad(MemoryRegion.sbuf, target.partitions, target.sbuf_partition_bytes,
+                               target.sbuf_partition_bytes, run.scale)
+        self.psum = Scratchpad(MemoryRegion.psum, target.partitions, target.psum_partition_bytes,
+                               target.psum_bank_bytes, run.scale)
+        # One float32 per lane for each bank of accumulators (nki.isa: Scalar and Vector have one each).
+        self.accumulators = {"scalar": np.zeros(target.partitions, np.float32),
+                             "vector": np.zeros(target.partitions, np.float32)}
+        self.shared_count = 0
+        self.posted: dict[Any, int] = defaultdict(int)
+        self.names: set[tuple[str, str]] = set()
+        self.constants: dict[Any, NkiTensor] = {}
+        self.random = np.random.default_rng(index)
+        self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
+
+    @property
+    def options(self) -> RunOptions:
+        """Options of the run."""
+        return self.run.options
+
+    def allocate(self, shape: tuple[int, ...], dtype: str, region: MemoryRegion, name: str,
+                 address: tuple[int, int] | None) -> NkiTensor:
+        """A new tensor with undefined contents; see :func:`nki.language.ndarray` for the rules."""
+        storage = Storage(region, shape, dtype, name)
+        self._register(name, "tensor")
+        if region.on_chip:
+            return self._place(storage, address)
+        require(address is None, f"{storage.label}: HBM tensors take no address")
+        if region is MemoryRegion.shared_hbm:
+            return self._share(storage)
+        return self._fresh(storage)
+
+    def _register(self, name: str | None, kind: str) -> None:
+        if name and self.options.strict:
+            require((kind, name) not in self.names, f"{kind} name {name!r} is used twice in one kernel")
+            self.names.add((kind, name))
+
+    def _place(self, storage: Storage, address: tuple[int, int] | None) -> NkiTensor:
+        pad = self.sbuf if storage.region is MemoryRegion.sbuf else self.psum
+        partition, byte = (0, None) if address is None else address
+        partitions = storage.shape[0]
+        require(partitions <= pad.partitions, f"{storage.label} partition dimension {partitions} exceeds maximum "
+                                              f"{pad.partitions}")
+        check_start(partition, partitions, storage.label)
+        storage.bank, storage.pitch, storage.partition = pad.bank, pad.row_bytes, partition
+        storage.base = partition * pad.row_bytes + pad.place(storage, storage.row_bytes, byte)
+        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+
+    def _share(self, storage: Storage) -> NkiTensor:
+        # The n-th shared tensor of every core is the same one.
+        at = self.shared_count
+        self.shared_count += 1
+        if at < len(self.run.shared):
+            other, tensor = self.run.shared[at]
+            require(other.shape == storage.shape and other.dtype == storage.dtype,
+                    f"shared_hbm tensor {at} is {other.label} on one core and {storage.label} on the other")
+            return tensor
+        tensor = self._fresh(storage)
+        self.run.shared.append((storage, tensor))
+        return tensor
+
+    def _fresh(self, storage: Storage) -> NkiTensor:
+        nbytes = storage.size * dtypes.size_of(storage.dtype)
+        storage.bank = Bank(np.zeros(nbytes * self.run.scale, np.uint8), self.run.scale)
+        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+
+    def _filled(self, tensor: NkiTensor) -> NkiTensor:
+        if self.options.strict or dtypes.is_packed(tensor.dtype):
+            return tensor
+        array = tensor.array()
+        fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
+        written = tensor.shadow() & WRITTEN
+        if not written.any():
+            array[...] = fill
+        else:
+            np.copyto(array, np.asarray(fill).astype(array.dtype), where=element_flags(tensor, written) == 0)
+        return tensor
+
+    def pointer(self, values: Float32) -> Float32:
+        """A per-partition operand as the engine sees it."""
+        return round_significant(values, POINTER_BITS) if self.options.numerics == "trn2" else values
+
+
+def element_flags(tensor: NkiTensor, flags: Array) -> Array:
+    """``flags`` of the shadow bytes of ``tensor``, one per element (of its first byte)."""
+    return flags.reshape((*tensor.shape, -1))[..., 0]
+
+
+def check_start(partition: int, partitions: int, what: str) -> None:
+    """The rule for the first partition of a tile: it depends on how many partitions there are."""
+    legal = (0,) if partitions > 64 else (0, 64) if partitions > 32 else (0, 32, 64, 96)
+    if partition not in legal:
+        raise NkiValidationError(f"{what}: {partitions} partitions may start at {', '.join(map(str, legal))}, got {partition}")
+
+
+_current: ContextVar[Core | None] = ContextVar("core", default=None)
+
+
+def current_core() -> Core:
+    """The core whose kernel runs in this context.
+
+    Raises:
+        RuntimeError: no kernel is running.
+    """
+    core = _current.get()
+    if core is None:
+        raise RuntimeError("NKI instructions and tensors exist only while a kernel runs: launch one with nki.jit or nki.simulate")
+    return core
+
+
+def running() -> Core | None:
+    """The core whose kernel runs in this context, or None."""
+    return _current.get()
+
+
+def enter(core: Core) -> None:
+    """Make ``core`` the current one of this context."""
+    _current.set(core)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Physical memory: byte arrays for SBUF, PSUM and HBM, a shadow byte per byte, and the on-chip allocator.
+
+Logical addresses are those of the hardware. With low precision switched off (``NKI_PRECISE_FP=0``) every logical byte
+has four bytes of storage, so that a two-byte element can hold a float32 at its own address.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import NkiValidationError, OutOfMemoryError
+from nki_bn.simulator.numerics import Array
+
+# Bits of a shadow byte. ACCUMULATING marks PSUM that a matmul without `accumulate` adds to; READ and WRITE are kept per
+# core, for shared HBM only, and cleared by barriers.
+WRITTEN = 1
+ACCUMULATING = 2
+READ_BY = (4, 16)
+WRITTEN_BY = (8, 32)
+
+# Automatic placements start at multiples of this many bytes, so that every element is aligned.
+ALIGNMENT = 4
+
+
+class MemoryRegion(Enum):
+    """Where a tensor lives."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "private_hbm"
+    shared_hbm = "shared_hbm"
+
+    @property
+    def on_chip(self) -> bool:
+        """Whether the region has partitions (SBUF and PSUM)."""
+        return self in (MemoryRegion.sbuf, MemoryRegion.psum)
+
+
+class Bank:
+    """A byte array with its shadow; ``scale`` bytes of storage per logical byte."""
+
+    _serial = itertools.count()
+
+    def __init__(self, data: Array, scale: int) -> None:
+        self.data = data
+        self.scale = scale
+        self.shadow = np.zeros(data.size // scale, np.uint8)
+        self.serial = next(Bank._serial)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A live tile of a scratchpad: bytes [start, end) of every partition."""
+
+    start: int
+    end: int
+    label: str
+    automatic: bool
+
+
+class Scratchpad:
+    """SBUF or PSUM of one core: ``partitions`` rows of ``row_bytes`` logical bytes, and the tiles that live there."""
+
+    def __init__(self, region: MemoryRegion, partitions: int, row_bytes: int, bank_bytes: int, scale: int) -> None:
+        self.region = region
+        self.partitions = partitions
+        self.row_bytes = row_bytes
+        self.bank_bytes = bank_bytes
+        self.bank = Bank(np.zeros(partitions * row_bytes * scale, np.uint8), scale)
+        self._live: dict[int, _Placed] = {}
+        self._keys = itertools.count()
+        self._automatic_bytes = 0
+        self._chosen_end = 0
+        self.high_water = 0
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes per partition in use: automatic tiles that live, plus all up to the end of the last chosen address."""
+        return self._automatic_bytes + self._chosen_end
+
+    def place(self, storage: Storage, size: int, address: int | None) -> int:
+        """Reserve ``size`` bytes per partition for ``storage``, until it is garbage; returns the byte offset."""
+        start = self._find(size, storage.label) if address is None else self._check(size, address, storage.label)
+        key = next(self._keys)
+        self._live[key] = _Placed(start, start + size, storage.label, address is None)
+        weakref.finalize(storage, self._release, key).atexit = False
+        if address is None:
+            self._automatic_bytes += size
+        else:
+            self._chosen_end = max(self._chosen_end, start + size)
+        self.high_water = max(self.high_water, self.live_bytes)
+        self._forget(storage, start, size, automatic=address is None)
+        return start
+
+    def _release(self, key: int) -> None:
+        tile = self._live.pop(key)
+        if tile.automatic:
+            self._automatic_bytes -= tile.end - tile.start
+
+    def _forget(self, storage: Storage, start: int, size: int, automatic: bool) -> None:
+        # An automatic tile is new memory. A tile at a chosen address may share bytes with a live one on purpose: what
+        # was written stays, only a matmul into it starts a new sum.
+        rows = self.bank.shadow.reshape(self.partitions, self.row_bytes)
+        tile = rows[storage.partition : storage.partition + storage.shape[0], start : start + size]
+        tile &= 0 if automatic else 0xFF ^ ACCUMULATING
+
+    def _find(self, size: int, label: str) -> int:
+        for low, high in self._gaps():
+            start = self._fit(low, high, size)
+            if start is not None:
+                return start
+        raise OutOfMemoryError(
+            f"{label} needs {size} bytes per partition of {self.region.value}, which has {self.row_bytes}; "
+            f"live tiles: {self._describe()}"
+        )
+
+    def _gaps(self) -> Iterator[tuple[int, int]]:
+        # From the top downwards: kernels that choose addresses start at 0.
+        high = self.row_bytes
+        for tile in sorted(self._live.values(), key=lambda tile: -tile.end):
+            if tile.end < high:
+                yield tile.end, high
+            high = min(high, tile.start)
+        if high > 0:
+            yield 0, high
+
+    def _fit(self, low: int, high: int, size: int) -> int | None:
+        start = (high - size) // ALIGNMENT * ALIGNMENT
+        if self.region is MemoryRegion.psum:
+            # A tile stays inside a bank, a larger one starts with a bank.
+            bank = start // self.bank_bytes * self.bank_bytes
+            if start + size > bank + self.bank_bytes or size > self.bank_bytes:
+                start = bank if size > self.bank_bytes else (bank + self.bank_bytes - size) // ALIGNMENT * ALIGNMENT
+        return start if start >= low else None
+
+    def _check(self, size: int, address: int, label: str) -> int:
+        if address < 0 or address + size > self.row_bytes:
+            raise OutOfMemoryError(
+                f"{label} at byte {address} ends at {address + size}, but a partition of {self.region.value} has "
+                f"{self.row_bytes} bytes"
+            )
+        if self.region is MemoryRegion.psum and address % self.bank_bytes:
+            raise NkiValidationError(f"{label}: PSUM addresses are multiples of {self.bank_bytes}, got {address}")
+        for tile in self._live.values():
+            if tile.automatic and tile.start < address + size and address < tile.end:
+                raise NkiValidationError(f"{label} at byte {address} overlaps {tile.label}, which has no address")
+        return address
+
+    def _describe(self) -> str:
+        tiles = sorted(self._live.values(), key=lambda tile: tile.start - tile.end)
+        return ", ".join(f"{tile.label} [{tile.start}, {tile.end})" for tile in tiles[:8]) or "none"
+
+
+class Storage:
+    """What all views of one tensor share: a bank, the place in it, and the original shape.
+
+    ``base`` is the logical byte offset of element 0; on chip ``pitch`` is the distance between partitions and
+    ``row_bytes`` the bytes of the tile in each.
+    """
+
+    def __init__(self, region: MemoryRegion, shape: tuple[int, ...], dtype: str, name: str) -> None:
+        self.region = region
+        self.shape = shape
+        self.dtype = dtype
+        self.name = name
+        self.label = f"{name or 'tensor'} {shape} {dtype}"
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.row_bytes = self.size // max(shape[0], 1) * dtypes.size_of(dtype)
+        self.bank: Bank
+        self.base = 0
+        self.pitch = 0
+        self.partition = 0
+        self.is_input = False
+
+    def locate(self, offset: int, itemsize: int) -> int:
+        """Logical byte address of the element at ``offset`` (in elements of ``itemsize`` bytes)."""
+        if not self.region.on_chip:
+            return self.base + offset * itemsize
+        row, rest = divmod(offset * itemsize, self.row_bytes)
+        return self.base + row * self.pitch + rest
+
+    def byte_strides(self, strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+        """Logical byte strides of a view; on chip the first one steps over partitions."""
+        scaled = [stride * itemsize for stride in strides]
+        if self.region.on_chip:
+            scaled[0] = scaled[0] // self.row_bytes * self.pitch
+        return tuple(scaled)
+
+    def element_type(self, dtype: str) -> np.dtype[Any]:
+        """NumPy dtype in which elements are held."""
+        if self.bank.scale > 1 and dtype in dtypes.LOW_PRECISION:
+            return np.dtype(np.float32)
+        return dtypes.to_numpy(dtype)

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NkiTensor: a strided view of a storage, with the indexing rules and view methods of NKI."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import NkiValidationError, UnsupportedError
+from nki_bn.simulator.memory import MemoryRegion, Storage
+from nki_bn.simulator.numerics import Array
+
+MAX_DIMS = 5
+
+
+class NKIObject:
+    """Base of objects that kernels build or take as compile-time arguments."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        for key, value in kwargs.items():
+            setattr(self, key, value)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise :class:`NkiValidationError` with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise NkiValidationError(message)
+
+
+@dataclass(frozen=True)
+class ScalarOffset:
+    """A run-time index: ``index`` (a register or a one-element tile) times ``stride`` elements is added to the offset.
+
+    ``bound`` is the extent of the indexed dimension of the base tensor.
+    """
+
+    index: Any
+    stride: int
+    bound: int
+
+
+class NkiTensor(NKIObject):
+    """A view: ``shape`` and ``strides`` and ``offset`` in elements of ``dtype`` over ``storage``."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        storage: Storage,
+        buffer: MemoryRegion | None = None,
+        name: str = "",
+        *,
+        strides: Sequence[int] | None = None,
+        offset: int = 0,
+        dynamic: ScalarOffset | None = None,
+    ) -> None:
+        self._storage = storage
+        self.dtype = dtypes.normalize(dtype)
+        self.shape = tuple(int(size) for size in shape)
+        self.strides = tuple(strides) if strides is not None else row_major(self.shape)
+        self.offset = offset
+        self.dynamic = dynamic
+        require(len(self.shape) <= MAX_DIMS, f"a view has at most {MAX_DIMS} dimensions, got shape {self.shape}")
+
+    def __repr__(self) -> str:
+        return f"NkiTensor({self.name or 'unnamed'}, shape={self.shape}, dtype={self.dtype}, {self.buffer.value})"
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} has no truth value: what a tensor holds is unknown when a kernel is compiled")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("item assignment on a tensor is not NKI: write with an instruction, dst=tensor[...]")
+
+    # --- queries -------------------------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> Storage:
+        """What this view looks at."""
+        return self._storage
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        """The memory region."""
+        return self._storage.region
+
+    @property
+    def name(self) -> str:
+        """Name given at creation, or the empty string."""
+        return self._storage.name
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def address(self) -> tuple[int, int]:
+        """(partition, byte in the partition) of the first element of an on-chip tensor."""
+        require(self.buffer.on_chip, f"{self!r} is not on chip: only tiles have an address")
+        partition, byte = divmod(self.byte_offset(), self._storage.pitch)
+        return partition, byte
+
+    def is_contiguous(self) -> bool:
+        """Whether inner dimensions are packed (on chip the partition dimension does not count)."""
+        dims = range(1 if self.buffer.on_chip else 0, self.ndim)
+        packed = (0,) * dims.start + row_major(self.shape[dims.start :])
+        return all(self.shape[dim] == 1 or self.strides[dim] == packed[dim] for dim in dims)
+
+    def is_indirect(self) -> bool:
+        """Whether a run-time index takes part in the address."""
+        return self.dynamic is not None
+
+    def get_pattern(self) -> list[list[int]]:
+        """``[[stride, count], ...]`` as :meth:`ap` takes it."""
+        return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
+
+    # --- physical access -------------------------------------------------------------------------------------------
+
+    def byte_offset(self) -> int:
+        """Logical byte address of the first element (a run-time index not included)."""
+        return self._storage.locate(self.offset, dtypes.size_of(self.dtype))
+
+    def byte_strides(self) -> tuple[int, ...]:
+        """Logical byte stride of every dimension."""
+        return self._storage.byte_strides(self.strides, dtypes.size_of(self.dtype))
+
+    def array(self) -> Array:
+        """The elements, as a writable NumPy view of the memory."""
+        bank = self._storage.bank
+        strides = tuple(stride * bank.scale for stride in self.byte_strides())
+        return np.ndarray(self.shape, self._storage.element_type(self.dtype), bank.data,
+                          self.byte_offset() * bank.scale, strides)
+
+    def shadow(self) -> Array:
+        """The shadow bytes of the elements, as a writable view."""
+        itemsize = dtypes.size_of(self.dtype)
+        shape, strides = self.shape, self.byte_strides()
+        if strides[-1] == itemsize:
+            shape, strides = (*shape[:-1], shape[-1] * itemsize), (*strides[:-1], 1)
+        elif itemsize > 1:
+            shape, strides = (*shape, itemsize), (*strides, 1)
+        return np.ndarray(shape, np.uint8, self._storage.bank.shadow, self.byte_offset(), strides)
+
+    # --- views -----------------------------------------------------------------------------------------------------
+
+    def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, dtype: str | None = None,
+              dynamic: ScalarOffset | None = None) -> NkiTensor:
+        return NkiTensor(shape, dtype or self.dtype, self._storage, strides=tuple(strides),
+                         offset=self.offset if offset is None else offset, dynamic=dynamic or self.dynamic)
+
+    def _dim(self, dim: int, *, partition: bool = False) -> int:
+        require(isinstance(dim, int) and -self.ndim <= dim < self.ndim,
+                f"dim {dim!r} is not a dimension of shape {self.shape}")
+        dim %= self.ndim
+        require(partition or dim != 0 or not self.buffer.on_chip,
+                f"dimension 0 of an on-chip tensor is the partition dimension: shape {self.shape} cannot be changed there")
+        return dim
+
+    def __getitem__(self, key: Any) -> NkiTensor:
+        keys = self._expand(key if isinstance(key, tuple) else (key,))
+        shape: list[int] = []
+        strides: list[int] = []
+        offset = self.offset
+        dropped = self.strides[-1], 1
+        for dim, item in enumerate(keys):
+            size, stride = self.shape[dim], self.strides[dim]
+            if isinstance(item, slice):
+                start, count, step = self._bounds(dim, item)
+                offset += start * stride
+                shape.append(count)
+                strides.append(stride * step)
+                continue
+            require(-size <= item < size, f"index {item} is out of range for dimension {dim} of shape {self.shape}")
+            offset += item % size * stride
+            if dim == 0 and self.buffer.on_chip:
+                shape.append(1)
+                strides.append(stride)
+            dropped = stride, 1
+        # On chip two dimensions stay, in HBM one.
+        if len(shape) < (2 if self.buffer.on_chip else 1):
+            shape.append(dropped[1])
+            strides.append(dropped[0])
+        return self._view(shape, strides, offset)
+
+    def _expand(self, keys: tuple[Any, ...]) -> list[Any]:
+        for item in keys:
+            if isinstance(item, bool) or not (item is Ellipsis or isinstance(item, (int, np.integer, slice))):
+                raise TypeError(f"{item!r} cannot index a tensor; accepted: integers, slices, nl.ds and Ellipsis")
+        require(sum(item is Ellipsis for item in keys) <= 1, "at most one Ellipsis indexes a tensor")
+        given = [item for item in keys if item is not Ellipsis]
+        require(len(given) <= self.ndim, f"{len(given)} indices for shape {self.shape}")
+        at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
+        return [*keys[:at], *[slice(None)] * (self.ndim - len(given)), *keys[at + 1 :]]
+
+    def _bounds(self, dim: int, item: slice) -> tuple[int, int, int]:
+        size = self.shape[dim]
+        step = 1 if item.step is None else int(item.step)
+        start = 0 if item.start is None else int(item.start)
+        stop = size if item.stop is None else int(item.stop)
+        start, stop = start + size * (start < 0), stop + size * (stop < 0)
+        where = f"slice [{item.start}:{item.stop}:{item.step}] of dimension {dim} of shape {self.shape}"
+        require(step >= 1, f"{where}: the step must be at least 1")
+        require(0 <= start < stop <= size, f"{where} is empty or out of range")
+        require(step == 1 or dim > 0 or not self.buffer.on_chip, f"{where}: partitions cannot be strided")
+        return start, -(-(stop - start) // step), step
+
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """``t[..., start:end:step, ...]`` at ``dim``; 0 <= start < end <= size, step >= 1."""
+        dim = self._dim(dim, partition=True)
+        require(0 <= start < end <= self.shape[dim] and step >= 1,
+                f"slice(dim={dim}, start={start}, end={end}, step={step}) is out of range for shape {self.shape}")
+        return self[(slice(None),) * dim + (slice(start, end, step),)]
+
+    def select(self, dim: int, index: Any) -> NkiTensor:
+        """The view at ``index`` of ``dim``; a tile or register as index is read when an instruction runs."""
+        dim = self._dim(dim, partition=True)
+        if isinstance(index, (int, np.integer)):
+            return self[(slice(None),) * dim + (int(index),)]
+        require(dim != 0 or not self.buffer.on_chip, "a run-time index cannot select the partition dimension")
+        fixed = self[(slice(None),) * dim + (0,)]
+        return fixed._with_dynamic(ScalarOffset(index, self.strides[dim], self.shape[dim]))
+
+    def _with_dynamic(self, dynamic: ScalarOffset) -> NkiTensor:
+        require(self.dynamic is None, "a tensor takes one run-time index only")
+        return self._view(self.shape, self.strides, dynamic=dynamic)
+
+    def vector_select(self, dim: int, vector_offset: Any) -> NkiTensor:
+        """Gather by per-partition indices: documented, not executed by this simulator yet."""
+        raise UnsupportedError("NkiTensor.vector_select is not supported by this simulator")
+
+    def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
+        """Free-dimension gather of gen4: documented, not executed by this simulator yet."""
+        raise UnsupportedError("NkiTensor.indirect is not supported by this simulator")
+
+    def permute(self, dims: Sequence[int]) -> NkiTensor:
+        """Dimensions in the order ``dims``; on chip the partition dimension stays first."""
+        require(sorted(dims) == list(range(self.ndim)), f"dims {tuple(dims)} is no permutation of {self.ndim} dimensions")
+        require(not self.buffer.on_chip or dims[0] == 0, f"dims {tuple(dims)} would move the partition dimension")
+        return self._view([self.shape[dim] for dim in dims], [self.strides[dim] for dim in dims])
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """Repeat a dimension of size 1 ``size`` times without copying."""
+        dim = self._dim(dim)
+        require(self.shape[dim] == 1, f"broadcast needs size 1 in dimension {dim}, got shape {self.shape}")
+        return self._view(_put(self.shape, dim, size), _put(self.strides, dim, 0))
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """Insert a dimension of size 1 at ``dim``."""
+        require(0 <= dim <= self.ndim and (dim != 0 or not self.buffer.on_chip),
+                f"expand_dim({dim}) is not possible for shape {self.shape} in {self.buffer.value}")
+        return self._view((*self.shape[:dim], 1, *self.shape[dim:]), (*self.strides[:dim], 1, *self.strides[dim:]))
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Remove a dimension of size 1."""
+        dim = self._dim(dim)
+        require(self.shape[dim] == 1, f"squeeze_dim needs size 1 in dimension {dim}, got shape {self.shape}")
+        keep = [index for index in range(self.ndim) if index != dim]
+        require(len(keep) >= (2 if self.buffer.on_chip else 1), f"squeeze_dim({dim}) leaves too few of {self.shape}")
+        return self._view([self.shape[index] for index in keep], [self.strides[index] for index in keep])
+
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+        """Split ``dim`` into ``shape``, in which one size may be -1."""
+        sizes = _infer(tuple(shape), self.shape[self._dim(dim, partition=True)], self.shape)
+        trivial = all(size == 1 for size in sizes[1:])
+        dim = self._dim(dim, partition=trivial)
+        steps = [self.strides[dim] * step for step in row_major(sizes)]
+        return self._view((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]),
+                          (*self.strides[:dim], *steps, *self.strides[dim + 1 :]))
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Merge dimensions ``start_dim`` to ``end_dim`` (inclusive), which must be contiguous."""
+        start, end = self._dim(start_dim), self._dim(end_dim, partition=True)
+        require(start <= end, f"flatten_dims({start_dim}, {end_dim}) is not a range")
+        merged = prod(self.shape[start : end + 1])
+        return self.reshape((*self.shape[:start], merged, *self.shape[end + 1 :]))
+
+    def reshape(self, shape: Sequence[int]) -> NkiTensor:
+        """The same elements in another shape, as far as that needs no copy; one size may be -1."""
+        sizes = _infer(tuple(shape), self.size, self.shape)
+        require(not self.buffer.on_chip or sizes[0] == self.shape[0],
+                f"reshape of {self.shape} to {sizes} would change the partition dimension")
+        # Element strides, as byte strides of a byte array that is never touched: NumPy says whether a view can do it.
+        layout = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), self.shape, self.strides)
+        try:
+            strides = np.reshape(layout, sizes, copy=False).strides
+        except ValueError:
+            raise NkiValidationError(
+                f"reshape of {self.shape} with strides {self.strides} to {sizes} would need a copy") from None
+        return self._view(sizes, strides)
+
+    def rearrange(self, src: tuple[Any, ...], dst: tuple[Any, ...], fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
+        """Split, permute and merge dimensions by names, e.g. ``('b', ('h', 'w')) -> ('b', 'w', 'h')`` with ``{'h': 4}``."""
+        require(len(src) == self.ndim, f"pattern {src} has {len(src)} entries for shape {self.shape}")
+        view = self
+        for dim in reversed(range(len(src))):
+            if isinstance(src[dim], tuple):
+                sizes = [(fixed_sizes or {}).get(name, -1) for name in src[dim]]
+                view = view.reshape_dim(dim, sizes)
+        names, wanted = _flat(src), _flat(dst)
+        require(len(set(names)) == len(names) and sorted(names) == sorted(wanted),
+                f"patterns {src} and {dst} must hold the same names, each once")
+        view = view.permute([names.index(name) for name in wanted])
+        for dim in range(len(dst)):
+            if isinstance(dst[dim], tuple) and len(dst[dim]) > 1:
+                view = view.flatten_dims(dim, dim + len(dst[dim]) - 1)
+        return view
+
+    def view(self, dtype: Any) -> NkiTensor:
+        """The same bits as another dtype; the last dimension scales by the ratio of sizes."""
+        new = dtypes.normalize(dtype)
+        old_size, new_size = dtypes.size_of(self.dtype), dtypes.size_of(new)
+        if new == self.dtype:
+            return self
+        wide = old_size == new_size == 4
+        require(self.storage.bank.scale == 1 or wide,
+                f"view({new}) of {self.dtype} needs bits, which NKI_PRECISE_FP=0 does not keep")
+        require(self.dynamic is None, "view of a tensor with a run-time index is not possible")
+        if old_size == new_size:
+            return self._view(self.shape, self.strides, dtype=new)
+        require(self.strides[-1] == 1 or self.shape[-1] == 1, f"view({new}) needs a contiguous last dimension: {self!r}")
+        require(not any(value * old_size % new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)),
+                f"view({new}): the last dimension of {self!r} is not divisible")
+        scale = [value * old_size // new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)]
+        return self._view((*self.shape[:-1], scale[-2]), (*scale[:-2], 1), scale[-1], new)
+
+    reinterpret_cast = view
+
+    def ap(self, pattern: Sequence[Sequence[int]], offset: int | None = None, scalar_offset: Any = None,
+           vector_offset: Any = None, indirect_dim: int = 0, dtype: Any = None) -> NkiTensor:
+        """A raw access pattern ``[[stride, count], ...]`` over the storage, outermost first.
+
+        An ``offset`` counts from the view's own; on a view that does not start at element 0 the sources disagree about
+        that, so a warning is given.
+        """
+        base = self if dtype is None else self._reinterpreted(dtypes.normalize(dtype))
+        if self.offset:
+            warnings.warn(f"ap on {self!r}, a view at offset {self.offset}: the pattern starts there", stacklevel=2)
+        require(len(pattern) > 0 and all(len(pair) == 2 and pair[1] >= 1 for pair in pattern),
+                f"pattern {pattern} must be pairs [stride, count] with count at least 1")
+        view = base._view([pair[1] for pair in pattern], [pair[0] for pair in pattern], base.offset + (offset or 0))
+        view._check_pattern()
+        require(scalar_offset is None or vector_offset is None, "scalar_offset and vector_offset exclude each other")
+        if vector_offset is not None:
+            raise UnsupportedError("ap with vector_offset is not supported by this simulator")
+        if scalar_offset is None:
+            return view
+        shape = base.storage.shape
+        return view._with_dynamic(ScalarOffset(scalar_offset, prod(shape[indirect_dim + 1 :]), shape[indirect_dim]))
+
+    def _reinterpreted(self, dtype: str) -> NkiTensor:
+        require(dtype == self.dtype or self.storage.bank.scale == 1, "ap with dtype needs bits, which NKI_PRECISE_FP=0 lacks")
+        ratio = dtypes.size_of(self.dtype) / dtypes.size_of(dtype)
+        return self._view((1,) * self.ndim, (1,) * self.ndim, int(self.offset * ratio), dtype)
+
+    def is_inside(self) -> bool:
+        """Whether all elements lie in the storage, and on chip each partition's in that partition."""
+        itemsize, storage = dtypes.size_of(self.dtype), self.storage
+        reach = self._reach(0)
+        inside = 0 <= self.offset and self.offset + reach < storage.size * dtypes.size_of(storage.dtype) // itemsize
+        if not self.buffer.on_chip:
+            return inside
+        free = storage.row_bytes // itemsize
+        return inside and self.offset % free + self._reach(1) < free
+
+    def _reach(self, first: int) -> int:
+        dims = zip(self.strides[first:], self.shape[first:], strict=True)
+        return sum(stride * (size - 1) for stride, size in dims)
+
+    def _check_pattern(self) -> None:
+        storage, pattern = self.storage, f"pattern {self.get_pattern()} at offset {self.offset}"
+        require(all(stride >= 0 for stride in self.strides), f"{pattern} has a negative stride")
+        if self.buffer.on_chip:
+            free = storage.row_bytes // dtypes.size_of(self.dtype)
+            require(self.ndim >= 2, f"{pattern}: an on-chip view has at least 2 dimensions")
+            require(self.shape[0] == 1 or self.strides[0] == free,
+                    f"{pattern}: the partition stride of {storage.label} is {free}")
+        require(self.is_inside(), f"{pattern} leaves {storage.label}"
+                                  f"{' or crosses its partitions' if self.buffer.on_chip else ''}")
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a packed row-major ``shape``."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return tuple(strides)
+
+
+def _put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def _infer(sizes: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[int, ...]:
+    require(sizes.count(-1) <= 1, f"shape {sizes} has more than one -1")
+    known = prod(size for size in sizes if size != -1)
+    if -1 in sizes and known and total % known == 0:
+        sizes = _put(sizes, sizes.index(-1), total // known)
+    require(prod(sizes) == total and all(size > 0 for size in sizes),
+            f"shape {sizes} does not hold the {total} elements of {old}")
+    return sizes
+
+
+def _flat(pattern: tuple[Any, ...]) -> list[str]:
+    names: list[str] = []
+    for item in pattern:
+        names.extend(item if isinstance(item, tuple) else (item,))
+    return names
