@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-channel columns: statistics, parameters and the coefficients made of them, one float32 per partition.
+
+A column costs nothing beside the elements, so everything that can be done per channel is done here, in full float32.
+Operands of element passes are good to 18 significant bits only (measured on trn2), hence the split of the mean.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+# Positions in the column tile.
+MEAN = 0
+VAR = 1
+GAMMA = 2
+BETA = 3
+HI = 4
+LO = 5
+RSTD = 6
+SCALE = 7
+SUMS = 8  # two columns: sum dy', sum dy'*(x - hi)
+RECEIVED = 10  # two columns
+DGAMMA = 12
+SLOPE = 13
+OFFSET = 14
+SHIFT = 15
+MINUS_HI = 16
+SCRATCH = 17  # three columns
+COLUMN_COUNT = 20
+
+# Clearing the low 8 bits of a float32 leaves 16 significant bits.
+KEEP_16_BITS = -256
+
+
+def column(columns: nl.NkiTensor, at: int) -> nl.NkiTensor:
+    """One column as a (P, 1) tile."""
+    return columns[:, at : at + 1]
+
+
+def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int) -> None:
+    """One value per channel from HBM, repeated for every band of partitions."""
+    channels = source.size
+    view = source.reshape((1, channels)).broadcast(0, bands)
+    nisa.dma_copy(dst=column(columns, at), src=view)
+
+
+def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
+    """rstd = 1/sqrt(var + eps): rsqrt of GpSimd, and one Newton step on Vector where it is defined.
+
+    The step is skipped where the first value is 0 or infinite (var infinite, or var + eps = 0).
+    """
+    value = column(columns, SCRATCH)
+    root = column(columns, RSTD)
+    near_one = column(columns, SCRATCH + 1)
+    step = column(columns, SCRATCH + 2)
+    nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
+    nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
+    nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
+    nisa.tensor_scalar(dst=step, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
+    nisa.tensor_tensor(dst=step, data1=step, data2=root, op=nl.multiply)
+    nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
+    nisa.tensor_copy_predicated(dst=root, src=step, predicate=flag)
+
+
+def split_mean(columns: nl.NkiTensor) -> None:
+    """mean = hi + lo, with hi of 16 significant bits: x - hi is then exact whatever the precision of operands."""
+    mean = column(columns, MEAN)
+    hi = column(columns, HI)
+    nisa.tensor_scalar(
+        dst=hi.view(nl.int32), data=mean.view(nl.int32), op0=nl.bitwise_and, operand0=KEEP_16_BITS
+    )
+    nisa.tensor_tensor(dst=column(columns, LO), data1=mean, data2=hi, op=nl.subtract)
+    nisa.tensor_scalar(dst=column(columns, MINUS_HI), data=hi, op0=nl.multiply, operand0=-1.0)
+
+
+def scale_and_shift(columns: nl.NkiTensor, with_shift: bool) -> None:
+    """scale = gamma*rstd and, when y is recomputed, shift = beta - lo*scale, so that y = (x - hi)*scale + shift."""
+    scale = column(columns, SCALE)
+    nisa.tensor_tensor(dst=scale, data1=column(columns, GAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    if with_shift:
+        shift = column(columns, SHIFT)
+        nisa.tensor_tensor(dst=shift, data1=column(columns, LO), data2=scale, op=nl.multiply)
+        nisa.tensor_tensor(dst=shift, data1=column(columns, BETA), data2=shift, op=nl.subtract)
+
+
+def combine_bands(columns: nl.NkiTensor, channels: int, bands: int) -> None:
+    """Add the sums of all bands and give every band the total.
+
+    Bands start at multiples of 32 partitions, between which engines can copy: nothing mixes channels.
+    """
+    sums = columns[:, SUMS : SUMS + 2]
+    moved = columns[:, RECEIVED : RECEIVED + 2]
+    for band in range(1, bands):
+        rows = nl.ds(band * channels, channels)
+        nisa.tensor_copy(dst=moved[0:channels, :], src=sums[rows, :])
+        nisa.tensor_tensor(dst=sums[0:channels, :], data1=sums[0:channels, :], data2=moved[0:channels, :], op=nl.add)
+    for band in range(1, bands):
+        nisa.tensor_copy(dst=sums[nl.ds(band * channels, channels), :], src=sums[0:channels, :])
+
+
+def exchange_sums(columns: nl.NkiTensor) -> None:
+    """Add the sums of the other core."""
+    sums = columns[:, SUMS : SUMS + 2]
+    received = columns[:, RECEIVED : RECEIVED + 2]
+    other = 1 - nl.program_id(0)
+    nisa.sendrecv(src=sums, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    nisa.tensor_tensor(dst=sums, data1=sums, data2=received, op=nl.add)
+
+
+def gamma_gradient(columns: nl.NkiTensor) -> None:
+    """dgamma = rstd*(sum dy'*(x - hi) - lo*sum dy')."""
+    dgamma = column(columns, DGAMMA)
+    nisa.tensor_tensor(dst=dgamma, data1=column(columns, LO), data2=column(columns, SUMS), op=nl.multiply)
+    nisa.tensor_tensor(dst=dgamma, data1=column(columns, SUMS + 1), data2=dgamma, op=nl.subtract)
+    nisa.tensor_tensor(dst=dgamma, data1=dgamma, data2=column(columns, RSTD), op=nl.multiply)
+
+
+def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
+    """slope and offset such that dx = scale*dy' - (slope*(x - hi) + offset), or slope*x + offset when ``folded``.
+
+    slope = scale*rstd*dgamma/N and offset = scale*dbeta/N - slope*lo (or - slope*mean).
+    """
+    slope = column(columns, SLOPE)
+    offset = column(columns, OFFSET)
+    moved = column(columns, SCRATCH)
+    scale = column(columns, SCALE)
+    nisa.tensor_tensor(dst=slope, data1=column(columns, DGAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    nisa.tensor_scalar(dst=slope, data=slope, op0=nl.multiply, operand0=1.0 / count)
+    nisa.tensor_tensor(dst=slope, data1=slope, data2=scale, op=nl.multiply)
+    nisa.tensor_scalar(dst=offset, data=column(columns, SUMS), op0=nl.multiply, operand0=1.0 / count)
+    nisa.tensor_tensor(dst=offset, data1=offset, data2=scale, op=nl.multiply)
+    center = LO
+    if folded:
+        center = MEAN
+    nisa.tensor_tensor(dst=moved, data1=slope, data2=column(columns, center), op=nl.multiply)
+    nisa.tensor_tensor(dst=offset, data1=offset, data2=moved, op=nl.subtract)
