@@ -3,8 +3,10 @@
 
 from dataclasses import dataclass
 
+import nki.isa as nisa
 import nki.language as nl
-from nki_bn.kernels.plan import ceil_div, share_of
+
+from nki_bn.kernels.sizing import ceil_div, share_of
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,79 @@ def tiles_of(share: Share, bands: int, f_tile: int) -> list[Tile]:
     return tiles
 
 
-def tile_view(
-    tensor: nl.NkiTensor, share: Share, bands: int, channel: int, channels: int, tile: Tile,
-) -> nl.NkiTensor:
+@dataclass(frozen=True)
+class Place(nl.NKIObject):
+    """Where the work on one channel tile happens: partition = band*channels + channel - first channel."""
+
+    share: Share
+    bands: int
+    channel: int
+    channels: int
+    partitions: int
+
+
+def place_of(share: Share, bands: int, index: int, channels: int) -> Place:
+    """The :class:`Place` of channel tile ``index`` of a tensor with ``channels`` channels."""
+    channel = index * nl.tile_size.pmax
+    count = min(nl.tile_size.pmax, channels - channel)
+    return Place(share, bands, channel, count, count * bands)
+
+
+def slot_tile(slots: list[nl.NkiTensor], at: int, place: Place, tile: Tile) -> nl.NkiTensor:
+    """The part of slot ``at`` (of a ring) that holds ``tile``."""
+    return slots[at % len(slots)][0 : place.partitions, 0 : tile.width()]
+
+
+def tile_view(tensor: nl.NkiTensor, place: Place, tile: Tile) -> nl.NkiTensor:
     """The elements of a tile in a [B, C, S] HBM tensor, as (bands, channels, batches, positions)."""
+    share = place.share
     owned = tensor.slice(0, share.batch, share.batch + share.batches)
-    banded = owned.reshape_dim(0, (bands, share.batches // bands))
-    part = banded[:, nl.ds(tile.batch, tile.batches), nl.ds(channel, channels), nl.ds(tile.start, tile.length)]
+    banded = owned.reshape_dim(0, (place.bands, share.batches // place.bands))
+    channels = nl.ds(place.channel, place.channels)
+    part = banded[:, nl.ds(tile.batch, tile.batches), channels, nl.ds(tile.start, tile.length)]
     return part.permute((0, 2, 1, 3))
+
+
+def load_tile(dst: nl.NkiTensor, tensor: nl.NkiTensor, place: Place, tile: Tile) -> None:
+    """Fill an SBUF tile from a [B, C, S] tensor, all bands in one DMA."""
+    nisa.dma_copy(dst=dst, src=tile_view(tensor, place, tile))
+
+
+def store_tile(tensor: nl.NkiTensor, src: nl.NkiTensor, place: Place, tile: Tile) -> None:
+    """Write an SBUF tile to a [B, C, S] tensor, all bands in one DMA."""
+    nisa.dma_copy(dst=tile_view(tensor, place, tile), src=src)
+
+
+@dataclass(frozen=True)
+class Chunk(nl.NKIObject):
+    """Columns [start, start + length) of a tile: what one instruction works on."""
+
+    start: int
+    length: int
+
+
+def chunks_of(tile: Tile, columns: int) -> list[Chunk]:
+    """The chunks of a tile, of at most ``columns`` columns."""
+    chunks = []
+    for i in range(ceil_div(tile.width(), columns)):
+        chunks.append(Chunk(i * columns, min(columns, tile.width() - i * columns)))
+    return chunks
+
+
+def part(tile: nl.NkiTensor, chunk: Chunk) -> nl.NkiTensor:
+    """The columns of a chunk."""
+    return tile[:, nl.ds(chunk.start, chunk.length)]
+
+
+def flattened(tensor: nl.NkiTensor | None, flat: tuple[int, int, int]) -> nl.NkiTensor | None:
+    """A [B, C, D, H, W] tensor as [B, C, S]; None stays None."""
+    if tensor == None:
+        return None
+    return tensor.reshape(flat)
+
+
+def output(needed: bool, shape: tuple[int, ...], dtype: str, name: str) -> nl.NkiTensor | None:
+    """A result tensor in shared HBM, or None."""
+    if not needed:
+        return None
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)

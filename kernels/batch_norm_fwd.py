@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch-norm forward: training, with statistics of the batch, or with given statistics; residual and ReLU fused.
+
+Strategy ``two_read``: two phases over the data of one channel tile, channels on partitions.
+
+    phase 1, per tile:  load x       Vector  bn_stats on pieces of 512 columns
+    turn:               bn_aggr over pieces, groups, bands, cores; running statistics; scale and shift per channel
+    phase 2, per tile:  the tiles that are still in their slots first, then load x
+                        Vector  (x - hi)*scale + shift [+ residual], the ReLU's mask, y
+                        store y and mask
+
+With given statistics there is no phase 1.
+"""
+
+from typing import Any
+
+import nki
+import nki.language as nl
+
+from nki_bn.kernels.columns import MEAN, VAR
+from nki_bn.kernels.forward_phases import (
+    ChannelTile,
+    ForwardTensors,
+    ForwardWork,
+    allocate_work,
+    coefficients,
+    load_statistics,
+    make_statistics,
+    normalise_tile,
+    start_channel_tile,
+    store_column,
+    update_running,
+    writes_columns,
+)
+from nki_bn.kernels.plan import ForwardPlan
+from nki_bn.kernels.sizing import two_read_plan
+from nki_bn.kernels.tiling import flattened, load_tile, output, slot_tile, tiles_of
+
+
+@nki.jit
+def batch_norm_fwd(
+    x_in: nl.NkiTensor,
+    gamma: nl.NkiTensor,
+    beta: nl.NkiTensor,
+    means: nl.NkiTensor | None = None,
+    variances: nl.NkiTensor | None = None,
+    running_mean: nl.NkiTensor | None = None,
+    running_var: nl.NkiTensor | None = None,
+    residual: nl.NkiTensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    fuse_relu: bool = False,
+    plan: ForwardPlan | None = None,
+) -> Any:
+    """Normalise, scale and shift; add a residual and apply a ReLU if asked.
+
+    Dimensions: B batches, C channels, D, H, W space; N = B*D*H*W values per channel.
+
+    Args:
+        x_in: [B, C, D, H, W] in HBM, float32, bfloat16 or float16.
+        gamma: [C, 1] float32.
+        beta: [C, 1] float32.
+        means: [C] float32, or None to make the statistics from x (training).
+        variances: [C] float32, biased; given if means is.
+        running_mean: [C] float32; updated into a new tensor, in training only.
+        running_var: [C] float32; updated with the unbiased variance.
+        residual: as x_in; added before the ReLU.
+        momentum: weight of the batch in the running statistics.
+        eps: added to the variance.
+        fuse_relu: a ReLU follows.
+        plan: a ForwardPlan; None sizes the kernel by the largest that fits.
+
+    Returns:
+        y (dtype of x), mean and variance [C] float32, new running mean and variance [C] float32, relu mask (uint8, 1
+        where the value before rounding is above 0), in shared HBM. None for what is not made: with given statistics
+        all but y and the mask, running statistics that were not passed, what the plan does not need.
+
+    Precision: statistics and the value under the ReLU in float32.
+    """
+    check_arguments(x_in, gamma, beta, means, variances, residual)
+    batch, channels, depth, height, width = x_in.shape
+    flat = (batch, channels, depth * height * width)
+    training = means == None
+    if plan == None:
+        budget = nl.tile_size.sbuf_fmax_bytes
+        plan = two_read_plan(
+            flat, x_in.dtype, nl.num_programs(0), budget, training, (True, True), fuse_relu, residual != None
+        )
+    assert plan.training == training, f"the plan is made for training={plan.training}, the arguments say {training}"
+    assert plan.relu == fuse_relu, f"the plan is made for relu={plan.relu}, the arguments say {fuse_relu}"
+    tracked = training and running_mean != None
+    assert not tracked or batch * depth * height * width > 1, "running_var needs more than one value per channel"
+    y = output(plan.need_y, x_in.shape, x_in.dtype, "y")
+    mask = output(plan.need_mask, x_in.shape, nl.uint8, "relu_mask")
+    mean_out = output(training, (channels,), nl.float32, "mean")
+    var_out = output(training, (channels,), nl.float32, "var")
+    running_mean_out = output(tracked, (channels,), nl.float32, "running_mean_out")
+    running_var_out = output(tracked, (channels,), nl.float32, "running_var_out")
+    tensors = ForwardTensors(
+        x_in.reshape(flat),
+        gamma,
+        beta,
+        means,
+        variances,
+        flattened(residual, flat),
+        running_mean,
+        running_var,
+        flattened(y, flat),
+        flattened(mask, flat),
+        mean_out,
+        var_out,
+        running_mean_out,
+        running_var_out,
+    )
+    work = allocate_work(flat, plan)
+    for i in range(work.share.first, work.share.last):
+        normalise(tensors, work, i, momentum, eps)
+    return y, mean_out, var_out, running_mean_out, running_var_out, mask
+
+
+def check_arguments(
+    x_in: nl.NkiTensor,
+    gamma: nl.NkiTensor,
+    beta: nl.NkiTensor,
+    means: nl.NkiTensor | None,
+    variances: nl.NkiTensor | None,
+    residual: nl.NkiTensor | None,
+) -> None:
+    """The kernel's own refusal of arguments that it would misread."""
+    assert len(x_in.shape) == 5, f"x_in must be [B, C, D, H, W], got shape {x_in.shape}"
+    assert x_in.dtype == nl.float32 or x_in.dtype == nl.bfloat16 or x_in.dtype == nl.float16, (
+        f"x_in must be float32, bfloat16 or float16, got {x_in.dtype}"
+    )
+    channels = x_in.shape[1]
+    assert gamma.shape == (channels, 1), f"gamma must have shape ({channels}, 1), got {gamma.shape}"
+    assert beta.shape == (channels, 1), f"beta must have shape ({channels}, 1), got {beta.shape}"
+    assert (means == None) == (variances == None), "means and variances must be given together or not at all"
+    if residual != None:
+        assert residual.shape == x_in.shape, f"residual must have the shape of x_in {x_in.shape}, got {residual.shape}"
+        assert residual.dtype == x_in.dtype, f"residual must have the dtype of x_in {x_in.dtype}, got {residual.dtype}"
+
+
+def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: float, eps: float) -> None:
+    """Both phases for the channels of one tile."""
+    plan = work.plan
+    group = start_channel_tile(tensors, work, index)
+    tiles = tiles_of(work.share, plan.bands, plan.f_tile)
+    moved = len(tiles)
+    if plan.training:
+        make_statistics(tensors, work, group, tiles)
+        moved = len(tiles) - min(len(tiles), plan.interleave)
+        if writes_columns(plan):
+            store_statistics(tensors, group, momentum)
+    else:
+        load_statistics(tensors, group)
+    if plan.need_y:
+        coefficients(tensors, group, eps)
+        for i in range(moved, len(tiles)):
+            normalise_tile(tensors, work, group, tiles[i], i)
+        for i in range(moved):
+            at = len(tiles) + i
+            load_tile(slot_tile(work.x_slots, at, group.place, tiles[i]), tensors.x, group.place, tiles[i])
+            normalise_tile(tensors, work, group, tiles[i], at)
+
+
+def store_statistics(tensors: ForwardTensors, group: ChannelTile, momentum: float) -> None:
+    """Mean and variance to HBM, and the running statistics if there are any."""
+    store_column(tensors.mean_out, group, MEAN)
+    store_column(tensors.var_out, group, VAR)
+    if tensors.running_mean != None:
+        batch, channels, spatial = tensors.x.shape
+        update_running(tensors, group, momentum, batch * spatial)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two phases of the forward over the tiles of one channel tile; see batch_norm_fwd.py for the whole."""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.columns import (
+    BETA,
+    GAMMA,
+    MEAN,
+    SCRATCH,
+    VAR,
+    column,
+    load_column,
+    reciprocal_root,
+    scale_and_shift,
+    split_mean,
+)
+from nki_bn.kernels.elementwise import passed, pre_activation, stopped
+from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
+from nki_bn.kernels.plan import ForwardPlan, allocate
+from nki_bn.kernels.sizing import CHUNK_COLUMNS
+from nki_bn.kernels.tiling import (
+    Chunk,
+    Place,
+    Share,
+    Tile,
+    chunks_of,
+    load_tile,
+    part,
+    place_of,
+    share_of_core,
+    slot_tile,
+    store_tile,
+)
+
+
+@dataclass(frozen=True)
+class ForwardTensors(nl.NKIObject):
+    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none."""
+
+    x: nl.NkiTensor
+    gamma: nl.NkiTensor
+    beta: nl.NkiTensor
+    means: nl.NkiTensor
+    variances: nl.NkiTensor
+    residual: nl.NkiTensor
+    running_mean: nl.NkiTensor
+    running_var: nl.NkiTensor
+    y: nl.NkiTensor
+    mask: nl.NkiTensor
+    mean_out: nl.NkiTensor
+    var_out: nl.NkiTensor
+    running_mean_out: nl.NkiTensor
+    running_var_out: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class ForwardWork(nl.NKIObject):
+    """What a core works with: its share, the plan, and the SBUF tiles that live through the launch."""
+
+    share: Share
+    plan: ForwardPlan
+    x_slots: list[nl.NkiTensor]
+    residual_slots: list[nl.NkiTensor]
+    mask_slots: list[nl.NkiTensor]
+    stopped: list[nl.NkiTensor]
+    temporaries: list[nl.NkiTensor]
+
+
+def allocate_work(flat: tuple[int, int, int], plan: ForwardPlan) -> ForwardWork:
+    """The slots and temporaries of the plan's list."""
+    partitions = min(flat[1], nl.tile_size.pmax) * plan.bands
+    return ForwardWork(
+        share_of_core(flat, plan.split),
+        plan,
+        allocate(plan.buffers, "x", partitions),
+        allocate(plan.buffers, "residual", partitions),
+        allocate(plan.buffers, "mask", partitions),
+        allocate(plan.buffers, "stopped", partitions),
+        allocate(plan.buffers, "work", partitions),
+    )
+
+
+@dataclass(frozen=True)
+class Moments(nl.NKIObject):
+    """Results of bn_stats, their groups, and the parts of bands or cores, each as triples or pairs of triples."""
+
+    pieces: list[nl.NkiTensor]
+    groups: list[nl.NkiTensor]
+    parts: list[nl.NkiTensor]
+
+
+@dataclass(frozen=True)
+class ChannelTile(nl.NKIObject):
+    """Up to 128 channels: where they lie, their columns, and in training the moments on the way to these."""
+
+    place: Place
+    columns: nl.NkiTensor
+    flag: nl.NkiTensor
+    moments: Moments
+
+
+def start_channel_tile(tensors: ForwardTensors, work: ForwardWork, index: int) -> ChannelTile:
+    """Allocate what belongs to one channel tile."""
+    plan = work.plan
+    place = place_of(work.share, plan.bands, index, tensors.x.shape[1])
+    columns = allocate(plan.buffers, "columns", place.partitions)[0]
+    flag = allocate(plan.buffers, "flag", place.partitions)[0][:, 0:1]
+    moments = Moments(
+        allocate(plan.buffers, "pieces", place.partitions),
+        allocate(plan.buffers, "groups", place.partitions),
+        allocate(plan.buffers, "parts", place.partitions),
+    )
+    return ChannelTile(place, columns, flag, moments)
+
+
+def make_statistics(tensors: ForwardTensors, work: ForwardWork, group: ChannelTile, tiles: list[Tile]) -> None:
+    """Phase 1: load all tiles and put mean and variance of the channels into their columns."""
+    plan = work.plan
+    place = group.place
+    pieces = group.moments.pieces[0]
+    groups = group.moments.groups[0]
+    parts = group.moments.parts[0]
+    piece = 0
+    count = 0
+    for i in range(len(tiles)):
+        x = slot_tile(work.x_slots, i, place, tiles[i])
+        load_tile(x, tensors.x, place, tiles[i])
+        chunks = chunks_of(tiles[i], nl.tile_size.bn_stats_fmax)
+        for j in range(len(chunks)):
+            add_piece(pieces, part(x, chunks[j]), piece)
+            last = i == len(tiles) - 1 and j == len(chunks) - 1
+            count = close_group(pieces, groups, piece, last, count + chunks[j].length)
+            piece += 1
+    columns_of_band = tiles[-1].column + tiles[-1].width()
+    finish_moments(group.columns, groups, parts, piece, place.channels, plan.bands, columns_of_band)
+    if plan.split == "batch" or plan.split == "spatial":
+        exchange_moments(group.columns, parts, values_per_core(tensors, plan))
+
+
+def values_per_core(tensors: ForwardTensors, plan: ForwardPlan) -> tuple[int, int]:
+    """Values per channel that core 0 and core 1 own; core 0 has the larger share."""
+    batch, channels, spatial = tensors.x.shape
+    if plan.split == "batch":
+        return (batch + 1) // 2 * spatial, batch // 2 * spatial
+    return (spatial + 1) // 2 * batch, spatial // 2 * batch
+
+
+def load_statistics(tensors: ForwardTensors, group: ChannelTile) -> None:
+    """The given mean and variance into their columns."""
+    place = group.place
+    rows = nl.ds(place.channel, place.channels)
+    load_column(group.columns, MEAN, tensors.means[rows], place.bands)
+    load_column(group.columns, VAR, tensors.variances[rows], place.bands)
+
+
+def writes_columns(plan: ForwardPlan) -> bool:
+    """Whether this core writes the results that have one value per channel."""
+    shared = plan.split == "batch" or plan.split == "spatial"
+    return not shared or nl.program_id(0) == 0
+
+
+def store_column(tensor: nl.NkiTensor, group: ChannelTile, at: int) -> None:
+    """One value per channel to a [C] tensor."""
+    rows = nl.ds(group.place.channel, group.place.channels)
+    nisa.dma_copy(dst=tensor[rows], src=column(group.columns, at)[0 : group.place.channels, :])
+
+
+def update_running(tensors: ForwardTensors, group: ChannelTile, momentum: float, count: int) -> None:
+    """running = (1 - momentum)*running + momentum*batch, with the unbiased variance of ``count`` values."""
+    rows = nl.ds(group.place.channel, group.place.channels)
+    unbiased = momentum * (count / (count - 1))
+    blend(group, MEAN, momentum, tensors.running_mean[rows], 1.0 - momentum)
+    store_column(tensors.running_mean_out, group, SCRATCH)
+    blend(group, VAR, unbiased, tensors.running_var[rows], 1.0 - momentum)
+    store_column(tensors.running_var_out, group, SCRATCH)
+
+
+def blend(group: ChannelTile, at: int, factor: float, old: nl.NkiTensor, old_factor: float) -> None:
+    """The scratch column = factor*column + old_factor*old, in the first band."""
+    channels = group.place.channels
+    batch = column(group.columns, SCRATCH)[0:channels, :]
+    running = column(group.columns, SCRATCH + 1)[0:channels, :]
+    nisa.dma_copy(dst=running, src=old)
+    nisa.tensor_scalar(dst=running, data=running, op0=nl.multiply, operand0=old_factor)
+    nisa.tensor_scalar(dst=batch, data=column(group.columns, at)[0:channels, :], op0=nl.multiply, operand0=factor)
+    nisa.tensor_tensor(dst=batch, data1=batch, data2=running, op=nl.add)
+
+
+def coefficients(tensors: ForwardTensors, group: ChannelTile, eps: float) -> None:
+    """From mean and variance columns to those of the element passes: hi, lo, scale, shift."""
+    place = group.place
+    rows = nl.ds(place.channel, place.channels)
+    load_column(group.columns, GAMMA, tensors.gamma[rows, :], place.bands)
+    load_column(group.columns, BETA, tensors.beta[rows, :], place.bands)
+    reciprocal_root(group.columns, group.flag, eps)
+    split_mean(group.columns)
+    scale_and_shift(group.columns, True)
+
+
+def normalise_tile(tensors: ForwardTensors, work: ForwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Phase 2 for a tile of which slot ``at`` holds x: y, in the slot of x, and the mask."""
+    plan = work.plan
+    place = group.place
+    if plan.residual:
+        load_tile(slot_tile(work.residual_slots, at, place, tile), tensors.residual, place, tile)
+    chunks = chunks_of(tile, CHUNK_COLUMNS)
+    for i in range(len(chunks)):
+        normalise_chunk(work, group, tile, at, chunks[i], i)
+    store_tile(tensors.y, slot_tile(work.x_slots, at, place, tile), place, tile)
+    if plan.need_mask:
+        store_tile(tensors.mask, slot_tile(work.mask_slots, at, place, tile), place, tile)
+
+
+def normalise_chunk(
+    work: ForwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int
+) -> None:
+    """y = (x - hi)*scale + shift [+ residual], through the ReLU if there is one; a NaN stays a NaN."""
+    plan = work.plan
+    place = group.place
+    y = part(slot_tile(work.x_slots, at, place, tile), chunk)
+    residual = None
+    if plan.residual:
+        residual = part(slot_tile(work.residual_slots, at, place, tile), chunk)
+    value = work.temporaries[turn % 2][0 : place.partitions, 0 : chunk.length]
+    pre_activation(value, y, residual, group.columns)
+    if plan.need_mask:
+        passed(part(slot_tile(work.mask_slots, at, place, tile), chunk), value)
+    if plan.relu:
+        zero = work.stopped[turn % 2][0 : place.partitions, 0 : chunk.length]
+        stopped(zero, value)
+        nisa.select_reduce(dst=y, predicate=zero, on_true=value, on_false=0.0, reverse_pred=True)
+    else:
+        nisa.activation(dst=y, op=nl.copy, data=value)

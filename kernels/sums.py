@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over all columns of a channel: partials per chunk, groups of partials, and their totals."""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.columns import column
+from nki_bn.kernels.sizing import PARTIAL_COLUMNS, ceil_div
+
+
+def partial_at(partials: nl.NkiTensor, chunk: int) -> nl.NkiTensor:
+    """Where the partial of chunk number ``chunk`` goes."""
+    return column(partials, chunk % PARTIAL_COLUMNS)
+
+
+def close_group(partials: nl.NkiTensor, totals: nl.NkiTensor, chunk: int, last: bool) -> None:
+    """After chunk number ``chunk``: add a group of partials if it is full, or the ``last`` one."""
+    count = chunk % PARTIAL_COLUMNS + 1
+    if count == PARTIAL_COLUMNS or last:
+        add_columns(column(totals, chunk // PARTIAL_COLUMNS), partials[:, 0:count])
+
+
+def total_of(dst: nl.NkiTensor, totals: nl.NkiTensor, chunks: int) -> None:
+    """dst = sum over all groups of ``chunks`` chunks."""
+    add_columns(dst, totals[:, 0 : ceil_div(chunks, PARTIAL_COLUMNS)])
+
+
+def add_columns(dst: nl.NkiTensor, data: nl.NkiTensor) -> None:
+    """dst = sum of the columns of data."""
+    nisa.tensor_reduce(dst=dst, op=nl.add, data=data, axis=1)
