@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linting of files named on the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from nki_bn.lint.engine import lint_with
+from nki_bn.lint.module import Library, read_source
+from nki_bn.lint.rule import ERROR, VERSIONS, Finding
+
+CLEAN, ERRORS, WRONG_USE = 0, 1, 2
+
+
+def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool = False) -> int:
+    """Check files, print the findings, return an exit code.
+
+    Args:
+        paths: Python source files.
+        versions: NKI versions to check for, of "0.6" and "0.7".
+        as_json: print a JSON list of findings instead of lines.
+
+    Returns:
+        0 when there are no errors (warnings allowed), 1 when there are, syntax errors included, 2 when a path is not a
+        readable Python file or a version is unknown (said on stderr, nothing is checked).
+    """
+    complaints = [*_wrong_versions(versions), *_wrong_paths(paths)]
+    if complaints:
+        print("\n".join(complaints), file=sys.stderr)
+        return WRONG_USE
+    library = Library()
+    found = {finding for path in paths for finding in lint_with(library, Path(path), versions)}
+    findings = sorted(found)
+    print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else _text(findings), end="")
+    return ERRORS if any(finding.severity is ERROR for finding in findings) else CLEAN
+
+
+def _text(findings: Sequence[Finding]) -> str:
+    return "".join(f"{finding}\n" for finding in findings)
+
+
+def _wrong_versions(versions: Sequence[str]) -> list[str]:
+    wrong = [version for version in versions if version not in VERSIONS]
+    return [f"version {version!r} is unknown, accepted are {', '.join(VERSIONS)}" for version in wrong]
+
+
+def _wrong_paths(paths: Sequence[str | Path]) -> list[str]:
+    return [f"{path}: {reason}" for path in paths if (reason := _complaint(Path(path)))]
+
+
+def _complaint(path: Path) -> str:
+    """Why a path cannot be linted, '' when it can."""
+    if not path.is_file():
+        return "a folder, accepted are files" if path.is_dir() else "no such file"
+    if path.suffix != ".py":
+        return f"not a Python file, accepted is the suffix .py and not {path.suffix!r}"
+    try:
+        read_source(path)
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:  # the last is an unknown encoding
+        return f"cannot be read: {error}"
+    return ""
