@@ -210,8 +210,8 @@ def temporary(work: BackwardWork, group: ChannelTile, turn: int, chunk: Chunk) -
 def staged_part(
     work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int
 ) -> nl.NkiTensor:
-    """Where Scalar's copy of dy' goes: the staged slot, or scratch if nothing reads it."""
-    if needs_input_sums(work.plan):
+    """Where Scalar's copy of dy' goes: the staged slot, or scratch if no tile leaves its slot."""
+    if len(work.staged_slots) > 0:
         return part(slot_tile(work.staged_slots, at, group.place, tile), chunk)
     return temporary(work, group, turn, chunk)
 
@@ -268,25 +268,27 @@ def staged_store(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, st
 
 def staged_load(
     tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, staged_hbm: Any
-) -> None:
-    """Bring x and the staged gradient of a tile into slot ``at``."""
+) -> nl.NkiTensor:
+    """Bring x and the staged gradient of a tile into slot ``at``; returns the latter."""
     load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
     staged = slot_tile(work.staged_slots, at, group.place, tile)
     nisa.dma_copy(dst=staged, src=staged_hbm[:, nl.ds(tile.column, tile.width())])
+    return staged
 
 
-def second_phase(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
-    """dx of a tile of which slot ``at`` holds x and the staged gradient."""
+def second_phase(
+    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, gradient: nl.NkiTensor
+) -> None:
+    """dx of a tile of which slot ``at`` holds x, and ``gradient`` dy' (in the slot of dy, or staged)."""
     dx = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
-    staged = slot_tile(work.staged_slots, at, group.place, tile)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         term = temporary(work, group, i, chunks[i])
         input_term(term, part(x, chunks[i]), group.columns)
         nisa.scalar_tensor_tensor(
             dst=part(dx, chunks[i]),
-            data=part(staged, chunks[i]),
+            data=part(gradient, chunks[i]),
             op0=nl.multiply,
             operand0=column(group.columns, SCALE),
             op1=nl.subtract,

@@ -8,9 +8,9 @@ Strategy ``staged``: two phases over the data of one channel tile, channels on p
                         Vector  sum dy'*(x - hi)
                         store staged, except for the last `interleave` tiles, which stay in their slots
     turn:               bands and cores add their sums; dbeta, dgamma, slope and offset per channel
-    phase 2, per tile:  the resident tiles first, then load x, staged
+    phase 2, per tile:  the resident tiles first, with dy' as it is; then load x, staged
                         Scalar  t = slope*(x - hi) + offset
-                        Vector  dx = scale*staged - t, in the slot of dy
+                        Vector  dx = scale*dy' - t, in the slot of dy
                         store dx
 
 Both phases use the same rotating slots. With frozen statistics dx = scale*dy' needs no sums, so phase 1 stores it.
@@ -37,7 +37,7 @@ from nki_bn.kernels.backward_phases import (
 from nki_bn.kernels.columns import input_coefficients
 from nki_bn.kernels.plan import BackwardPlan
 from nki_bn.kernels.sizing import staged_plan
-from nki_bn.kernels.tiling import flattened, output, tiles_of
+from nki_bn.kernels.tiling import flattened, output, slot_tile, tiles_of
 
 
 @nki.jit
@@ -75,7 +75,7 @@ def batch_norm_bwd(
         dx (dtype of dy), dgamma and dbeta [C, 1] float32, in shared HBM, and the gradient of the residual (dtype of
         dy) when the plan asks for it; None for what the plan does not need.
 
-    Precision: sums and coefficients in float32; dy' is staged in bfloat16 between the phases.
+    Precision: sums and coefficients in float32; the dy' of tiles that leave SBUF is staged in bfloat16.
     """
     check_arguments(dy, x_in, means, variances, gamma, beta)
     relu = relu_mode_of(fuse_relu, relu_mask, dy)
@@ -178,7 +178,9 @@ def gradients(tensors: BackwardTensors, work: BackwardWork, index: int, eps: flo
     if needs_input_sums(plan):
         input_coefficients(group.columns, count, tensors.x.dtype != nl.float32)
         for i in range(moved, len(tiles)):
-            second_phase(tensors, work, group, tiles[i], i)
+            second_phase(
+                tensors, work, group, tiles[i], i, slot_tile(work.dy_slots, i, group.place, tiles[i])
+            )
         for i in range(moved):
-            staged_load(tensors, work, group, tiles[i], len(tiles) + i, staged_hbm)
-            second_phase(tensors, work, group, tiles[i], len(tiles) + i)
+            staged = staged_load(tensors, work, group, tiles[i], len(tiles) + i, staged_hbm)
+            second_phase(tensors, work, group, tiles[i], len(tiles) + i, staged)

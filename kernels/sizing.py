@@ -161,7 +161,8 @@ def staged_plan(
     geometry = geometry_of(shape, cores)
     # Sized as if everything were needed: the sums are then added in the same order whatever the outputs are.
     width, depth = largest_that_fits(StagedBuffers(dtype, relu, residual, True), geometry, sbuf_bytes)
-    buffers = StagedBuffers(dtype, relu, residual, training and need[0]).buffers(width, depth)
+    staging = training and need[0] and width.tiles > depth
+    buffers = StagedBuffers(dtype, relu, residual, staging).buffers(width, depth)
     return BackwardPlan(
         "staged",
         geometry.split,

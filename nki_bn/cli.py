@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: ``nki-bn COMMAND ...``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+from nki_bn import __version__
+
+COMMANDS = {
+    "doctor": ("nki_bn.commands.doctor", "what is installed, and whether it works"),
+    "verify": ("nki_bn.commands.verify", "compare a kernel with the float64 reference"),
+    "lint": ("nki_bn.lint.command", "check kernels against the documented NKI subset"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code, 0 for success and 2 for wrong use."""
+    parser = _Parser(prog="nki-bn", description="Batch-norm kernels for AWS Trainium and their simulator.")
+    parser.add_argument("--version", action="version", version=f"nki-bn {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in COMMANDS.items():
+        command = importlib.import_module(module)
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, error=subparser.error)
+    args = parser.parse_args(argv)
+    code: int = args.run(args)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a kernel: through the vendor's package where that is installed, else in the embedded simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nki
+
+from nki_bn import installation
+from nki_bn.problem import Array, Problem
+from nki_bn.simulator import Installation, RunOptions, run
+
+if TYPE_CHECKING:
+    from nki_bn.kernels.plan import BackwardPlan
+
+_DEFAULT_OPTIONS = RunOptions()
+_options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
+
+
+@dataclass(frozen=True)
+class BackwardInputs:
+    """The arguments of the backward kernel, in its layout.
+
+    ``dy``, ``x`` [B, C, D, H, W]; ``mean``, ``var`` [C] and ``gamma``, ``beta`` [C, 1] float32; ``relu_mask`` like x,
+    uint8, or None.
+    """
+
+    dy: Array
+    x: Array
+    mean: Array
+    var: Array
+    gamma: Array
+    beta: Array
+    eps: float
+    relu_mask: Array | None
+
+
+def run_backward(inputs: BackwardInputs, problem: Problem, plan: BackwardPlan) -> tuple[Array | None, ...]:
+    """(dx [B, C, D, H, W], dgamma [C, 1], dbeta [C, 1]); None for what the plan does not need."""
+    # Imported here, so that the doctor can say which nki is in use even where a kernel does not import.
+    from nki_bn.kernels.batch_norm_bwd import batch_norm_bwd
+
+    columns = (inputs.mean, inputs.var, inputs.gamma, inputs.beta)
+    relu = (problem.relu != "none", inputs.relu_mask)
+    outputs: tuple[Array | None, ...] = _launch(
+        batch_norm_bwd, (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan), problem, plan.sbuf_bytes
+    )
+    return outputs
+
+
+@contextmanager
+def simulation(options: RunOptions) -> Iterator[None]:
+    """Run kernels inside the block with these options of the embedded simulator; the target stays that of each call."""
+    token = _options.set(options)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def which_nki() -> Installation:
+    """The ``nki`` in use, "embedded" or "vendor", and why."""
+    return installation
+
+
+def has_device() -> bool:
+    """Whether this machine has a Neuron device."""
+    return Path("/dev/neuron0").exists()
+
+
+def _launch(kernel: Any, arguments: tuple[Any, ...], problem: Problem, sbuf_bytes: int) -> Any:
+    if which_nki().kind == "embedded":
+        options = replace(_options.get(), target=problem.target)
+        result = run(kernel, arguments, {}, problem.lnc, options)
+        # A core without a share allocates less.
+        if max(result.sbuf_high_water) != sbuf_bytes:
+            raise RuntimeError(
+                f"the plan lists {sbuf_bytes} bytes of SBUF per partition, the kernel held {result.sbuf_high_water}"
+            )
+        return result.outputs
+    launch = kernel[problem.lnc]
+    return launch(*arguments) if has_device() else nki.simulate(launch)(*arguments)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked: the checked arguments of a batch norm, as a frozen :class:`Problem`.
+
+Everything here raises ``TypeError`` for a wrong type or dtype and ``ValueError`` for a wrong value or shape, with the
+name of the argument, what was received and what is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from nki_bn.hardware import load_target
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+OUTPUTS = ("dx", "dgamma", "dbeta")
+RELU_MODES = ("none", "mask", "recompute")
+LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A backward pass to plan and run.
+
+    Args:
+        shape: [B, C, ...], rank 2 to 5, C at least 1.
+        dtype: of dy, x and dx: float32, float16 or bfloat16.
+        training: batch statistics (True) or frozen ones (False).
+        relu: "none", "mask" (a stored mask is read) or "recompute" (the mask is recomputed from x).
+        need: the outputs to compute, a part of ``OUTPUTS`` in that order.
+        lnc: physical cores that share the work.
+        target: trn1, trn2, trn3 or an alias; canonical afterwards.
+        precision: "high".
+
+    Raises:
+        TypeError, ValueError: see the head of the module.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    training: bool = True
+    relu: str = "none"
+    need: tuple[str, ...] = OUTPUTS
+    lnc: int = 2
+    target: str = "trn2"
+    precision: str = "high"
+
+    def __post_init__(self) -> None:
+        _check_shape(self.shape)
+        if self.dtype not in DTYPES:
+            raise TypeError(f"dtype {self.dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
+        _check_choice("relu", self.relu, RELU_MODES)
+        check_precision(self.precision)
+        object.__setattr__(self, "need", needed_outputs(self.need))
+        object.__setattr__(self, "target", load_target(self.target).name)
+        object.__setattr__(self, "lnc", resolve_lnc(self.lnc, self.target))
+
+    @property
+    def batch(self) -> int:
+        """B, the first dimension."""
+        return self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """C, the second dimension."""
+        return self.shape[1]
+
+    @property
+    def spatial(self) -> int:
+        """S = D*H*W, the values of one channel in one example."""
+        return math.prod(self.shape[2:])
+
+    @property
+    def count(self) -> int:
+        """N = B*S, the values of one channel."""
+        return self.batch * self.spatial
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of x."""
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def layout(self) -> tuple[int, int, int, int, int]:
+        """The shape as [B, C, D, H, W], with sizes of 1 put after C."""
+        batch, channels, *rest = self.shape
+        depth, height, width = [1] * (3 - len(rest)) + rest
+        return batch, channels, depth, height, width
+
+
+@dataclass(frozen=True)
+class BackwardCase:
+    """The arguments of ``batch_norm_bwd`` that say what is to be computed, under their names there; not checked."""
+
+    dy: Array
+    x: Array
+    mean: Array
+    var: Array
+    gamma: Array | None
+    beta: Array | None
+    eps: float = 1e-5
+    fuse_relu: bool = False
+    relu_mask: Array | None = None
+    training: bool = True
+
+    @property
+    def relu(self) -> str:
+        """One of ``RELU_MODES``."""
+        return "none" if not self.fuse_relu else "recompute" if self.relu_mask is None else "mask"
+
+
+def needed_outputs(need: Iterable[str]) -> tuple[str, ...]:
+    """``need`` as a tuple in the order of ``OUTPUTS``, each name once."""
+    if isinstance(need, str) or not isinstance(need, Iterable):
+        raise TypeError(f"need must be an iterable of output names, got {need!r}; accepted names: {', '.join(OUTPUTS)}")
+    names = tuple(need)
+    for name in names:
+        if name not in OUTPUTS:
+            raise ValueError(f"need has {name!r}; accepted names: {', '.join(OUTPUTS)}")
+    return tuple(name for name in OUTPUTS if name in names)
+
+
+def resolve_lnc(lnc: int | None, target: str) -> int:
+    """Cores to use: ``lnc``, else NEURON_LOGICAL_NC_CONFIG, else as many as a logical core of ``target`` has."""
+    most = load_target(target).logical_cores
+    accepted = [str(cores) for cores in range(1, most + 1)]
+    if lnc is None:
+        setting = os.environ.get(LNC_VARIABLE, str(most))
+        if setting not in accepted:
+            raise ValueError(f"{LNC_VARIABLE} is {setting!r}; accepted on {target}: {' or '.join(accepted)}")
+        return int(setting)
+    if isinstance(lnc, bool) or not isinstance(lnc, numbers.Integral):
+        raise TypeError(f"lnc must be an int, got {type(lnc).__name__}")
+    if str(lnc) not in accepted:
+        raise ValueError(f"lnc is {lnc}; accepted on {target}: {' or '.join(accepted)}")
+    return int(lnc)
+
+
+def dtype_name(name: str, array: Array) -> str:
+    """The name of the dtype of ``array``, which must be one of ``DTYPES``."""
+    require_array(name, array)
+    for known, dtype in DTYPES.items():
+        if array.dtype == dtype:
+            return known
+    hint = f"; convert it with {name}.astype(np.float32)" if array.dtype == np.float64 else ""
+    raise TypeError(f"{name} is {array.dtype}; accepted: float32, float16 and ml_dtypes.bfloat16{hint}")
+
+
+def require_array(name: str, value: object) -> None:
+    """Refuse anything but a NumPy array."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
+
+
+def require_like(name: str, array: Array, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
+    """Refuse anything but a NumPy array of this dtype and shape."""
+    require_array(name, array)
+    if array.dtype != dtype:
+        raise TypeError(f"{name} is {array.dtype}; accepted: {dtype}")
+    if array.shape != tuple(shape):
+        raise ValueError(f"{name} has shape {array.shape}; accepted: {tuple(shape)}")
+
+
+def require_statistics(mean: Array, var: Array, channels: int) -> None:
+    """Refuse statistics that are not float32 of length C, and a negative variance (NaN passes)."""
+    for name, values in (("mean", mean), ("var", var)):
+        require_like(name, values, DTYPES["float32"], (channels,))
+    if np.any(var < 0):
+        raise ValueError(f"var has {float(np.nanmin(var))}; accepted: values from 0 up")
+
+
+def require_mask(relu_mask: Array, shape: Sequence[int], used: bool) -> None:
+    """Refuse a mask that is not uint8 of the shape of x or, where it is ``used``, has values other than 0 and 1."""
+    require_like("relu_mask", relu_mask, np.dtype(np.uint8), shape)
+    if used and relu_mask.size and relu_mask.max() > 1:
+        raise ValueError(f"relu_mask has {relu_mask.max()}; accepted: 0 and 1")
+
+
+def require_flag(name: str, value: object) -> bool:
+    """``value`` as a bool; anything but a bool is refused."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be a bool, got {value!r}")
+    return bool(value)
+
+
+def require_eps(eps: float, training: bool) -> float:
+    """``eps`` as a float: finite, above 0 in training, from 0 up with frozen statistics."""
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
+        raise TypeError(f"eps must be a real number, got {type(eps).__name__}")
+    value = float(eps)
+    if not math.isfinite(value) or value < 0 or (training and value == 0):
+        accepted = "finite values above 0" if training else "finite values from 0 up"
+        raise ValueError(f"eps is {value}; accepted {'in training' if training else 'in eval'}: {accepted}")
+    return value
+
+
+def check_precision(precision: str) -> None:
+    """Refuse a precision other than "high"; "fast" is known and not built."""
+    _check_choice("precision", precision, ("high", "fast"))
+    if precision == "fast":
+        raise NotImplementedError('precision="fast" is not built yet; accepted: "high"')
+
+
+def _check_choice(name: str, value: object, accepted: Sequence[str]) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
+    if value not in accepted:
+        raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
+
+
+def _check_shape(shape: Sequence[int]) -> None:
+    if not 2 <= len(shape) <= 5:
+        raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}; accepted: ranks 2 to 5, [B, C, ...]")
+    if min(shape) < 0 or shape[1] == 0:
+        raise ValueError(f"shape {tuple(shape)} is not one of an input; accepted: [B, C, ...] with C at least 1")

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what it prints, its exit codes, and its one-line errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import nki_bn
+from nki_bn import cases, execute
+from nki_bn.cases import Draw
+from nki_bn.cli import COMMANDS, main
+from nki_bn.execute import BackwardInputs
+from nki_bn.problem import LNC_VARIABLE, Array, BackwardCase, Problem
+
+SMALL = ["verify", "--op", "bwd", "--shape", "2,3,4"]
+
+
+def exit_code(argv: list[str]) -> int:
+    """Of ``main``, whether it returns or exits."""
+    try:
+        return main(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def spoil_outputs(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Let ``change`` at dx, dgamma and dbeta before they are judged."""
+    honest = execute.run_backward
+
+    def run(inputs: BackwardInputs, problem: Problem, plan: Any) -> tuple[Array | None, ...]:
+        return tuple(change(output) for output in honest(inputs, problem, plan))
+
+    monkeypatch.setattr(execute, "run_backward", run)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--dtype", "bfloat16", "--lnc", "1", "--fuse-relu", "mask"],
+        ["--dtype", "float16", "--fuse-relu", "recompute", "--seed", "3"],
+        ["--numerics", "ideal", "--eval", "--eps", "0"],
+        ["--mean", "1e3", "--std", "0.5", "--training", "--eps", "1e-3"],
+        ["--target", "trn1"],
+    ],
+)
+def test_a_right_kernel_agrees(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *options]) == 0
+    title, header, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("bwd [2, 3, 4]") and header.split()[0] == "output"
+    assert [row.split()[0] for row in rows] == ["dx", "dgamma", "dbeta"]
+    assert all(row.split()[-1] == "ok" for row in rows) and len({len(row) for row in (header, *rows)}) == 1
+
+
+def test_a_wrong_kernel_disagrees(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil_outputs(monkeypatch, lambda output: output * np.float32(1.001))
+    assert main(SMALL) == 1
+    assert capsys.readouterr().out.count("NOT OK") == 3
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--json", "--dtype", "bfloat16", "--lnc", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True and report["op"] == "bwd"
+    assert report["problem"]["shape"] == [2, 3, 4] and report["problem"]["lnc"] == 1
+    assert report["arithmetic"]["numerics"] == "trn2" and report["nki"] == nki_bn.installation.kind
+    assert [row["output"] for row in report["outputs"]] == ["dx", "dgamma", "dbeta"]
+    assert all(0 <= row["worst_ratio"] <= 1 and row["tolerance"] > 0 for row in report["outputs"])
+
+
+def test_the_seed_decides_the_input(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for seed in ("1", "1", "2"):
+        main([*SMALL, "--dtype", "bfloat16", "--seed", seed])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+
+
+WRONG_USE = [
+    (["verify", "--op", "bwd"], "--shape"),
+    (["verify", "--shape", "2,3"], "--op"),
+    (["verify", "--op", "fwd", "--shape", "2,3"], "--op"),
+    (["verify", "--op", "bwd", "--shape", "2"], "--shape"),
+    (["verify", "--op", "bwd", "--shape", "2,x"], "--shape"),
+    (["verify", "--op", "bwd", "--shape", "2,0,3"], "--shape"),
+    (["verify", "--op", "bwd", "--shape", "1,2,3,4,5,6"], "--shape"),
+    ([*SMALL, "--dtype", "float64"], "--dtype"),
+    ([*SMALL, "--lnc", "3"], "--lnc"),
+    ([*SMALL, "--lnc", "2", "--target", "trn1"], "lnc"),
+    ([*SMALL, "--target", "trn9"], "--target"),
+    ([*SMALL, "--eps", "0"], "eps"),
+    ([*SMALL, "--eps", "much"], "--eps"),
+    ([*SMALL, "--seed", "-1"], "--seed"),
+    ([*SMALL, "--fuse-relu", "yes"], "--fuse-relu"),
+    ([*SMALL, "--numerics", "exact"], "--numerics"),
+    ([*SMALL, "--training", "--eval"], "--eval"),
+    ([*SMALL, "--input", "case.npz"], "--shape"),
+    (["verify", "--op", "bwd", "--input", "missing.npz"], "missing.npz"),
+    (["verify", "--op", "bwd", "--input", "missing.npz", "--std", "2"], "--std"),
+    (["lint"], "FILE"),
+    (["polish"], "polish"),
+    ([], "COMMAND"),
+]
+
+
+@pytest.mark.parametrize(("argv", "named"), WRONG_USE)
+def test_wrong_use_is_one_line_that_names_the_argument(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(argv) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and len(printed.err.splitlines()) == 1
+    assert printed.err.startswith("nki-bn") and named in printed.err
+
+
+def test_a_bad_variable_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(LNC_VARIABLE, "4")
+    assert exit_code(SMALL) == 2
+    assert LNC_VARIABLE in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+    assert exit_code(["--version"]) == 0
+    assert nki_bn.__version__ in capsys.readouterr().out
+
+
+def save(path: Path, case: BackwardCase, *left_out: str) -> list[str]:
+    """The arguments that verify ``case`` from a file without the arrays ``left_out``."""
+    arrays = {name: getattr(case, name) for name in cases.ARRAYS if name not in left_out}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return ["verify", "--op", "bwd", "--input", str(path)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_input_from_a_file(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Draw((2, 3, 4), dtype).case("mask")
+    assert main([*save(tmp_path / "case.npz", case), "--fuse-relu", "mask"]) == 0
+    assert f"bwd [2, 3, 4] {dtype}" in capsys.readouterr().out
+    loaded = cases.load(tmp_path / "case.npz", "mask")
+    for name in cases.ARRAYS:
+        assert getattr(loaded, name).dtype == getattr(case, name).dtype
+        assert np.array_equal(getattr(loaded, name), getattr(case, name))
+
+
+def test_what_a_file_may_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Draw((2, 3, 4), mean=3).case("mask")
+    argv = save(tmp_path / "case.npz", case, "mean", "var", "gamma", "beta", "relu_mask")
+    assert main(argv) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["bwd", "output", "dx"]
+    loaded = cases.load(tmp_path / "case.npz", "mask")
+    assert np.array_equal(loaded.mean, case.mean) and np.array_equal(loaded.var, case.var)
+    assert loaded.relu_mask is not None and loaded.relu_mask.any() and not loaded.relu_mask.all()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "options", "message"),
+    [
+        (("x",), [], "lacks ['x']"),
+        (("mean",), ["--eval"], "no mean or no var"),
+        ((), ["--eps", "-1"], "eps is -1.0"),
+    ],
+)
+def test_a_file_that_does_not_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left_out: tuple[str, ...], options: list[str], message: str
+) -> None:
+    assert exit_code([*save(tmp_path / "case.npz", Draw((2, 3, 4)).case(), *left_out), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "more.npz", x=np.ones((2, 3)), dy=np.ones((2, 3)), weight=np.ones(3))
+    np.save(tmp_path / "array.npy", np.ones(3))
+    (tmp_path / "text.npz").write_text("no archive")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 broken")
+    for name, message in (
+        ("more.npz", "unknown ['weight']"),
+        ("array.npy", "cannot be read as a .npz file"),
+        ("text.npz", "cannot be read as a .npz file"),
+        ("broken.npz", "cannot be read as a .npz file"),
+    ):
+        assert exit_code(["verify", "--op", "bwd", "--input", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_arrays_in_a_file_are_checked_like_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "case.npz", x=np.ones((2, 3)), dy=np.ones((2, 3)))
+    assert exit_code(["verify", "--op", "bwd", "--input", str(tmp_path / "case.npz")]) == 2
+    assert "x is float64; accepted" in capsys.readouterr().err
+
+
+def test_bfloat16_survives_numpys_file_format(tmp_path: Path) -> None:
+    case = Draw((2, 3, 4), "bfloat16").case()
+    save(tmp_path / "case.npz", case)
+    assert cases.load(tmp_path / "case.npz").x.dtype == ml_dtypes.bfloat16
+
+
+def test_drawn_inputs_are_what_was_asked_for() -> None:
+    case = Draw((50, 3, 40), "float32", mean=7, std=2, seed=5).case("mask", eps=1e-3)
+    wide = case.x.astype(np.float64)
+    assert wide.mean() == pytest.approx(7, abs=0.2) and wide.std() == pytest.approx(2, abs=0.1)
+    assert np.allclose(case.mean, wide.mean((0, 2)), rtol=1e-6) and np.allclose(case.var, wide.var((0, 2)), rtol=1e-6)
+    assert case.relu == "mask" and case.eps == 1e-3
+    assert not np.array_equal(Draw((50, 3, 40), seed=6).case().x, Draw((50, 3, 40), seed=7).case().x)
+
+
+def test_the_doctor_says_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(LNC_VARIABLE, "1")
+    assert main(["doctor"]) == 0
+    report = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert report["nki_bn"].strip() == nki_bn.__version__ and report["numpy"].strip() == np.__version__
+    assert report["nki in use"].strip().startswith(nki_bn.installation.kind)
+    assert report[LNC_VARIABLE].strip() == "1" and report["backward of [2, 3, 4]"].strip() == "ok"
+
+
+def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil_outputs(monkeypatch, lambda output: output + 1)
+    assert main(["doctor"]) == 1
+    assert "not ok" in capsys.readouterr().out
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no such engine")
+
+    monkeypatch.setattr(execute, "run_backward", fail)
+    assert main(["doctor"]) == 1
+    assert "not ok: RuntimeError: no such engine" in capsys.readouterr().out
+
+
+def test_lint_is_wired_to_the_linter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text("import nki\n\n\n@nki.jit\ndef kernel(x, **kwargs):\n    return lambda: x\n")
+    assert main(["lint", str(kernel)]) == 1
+    assert "kernel.py" in capsys.readouterr().out
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    """From another folder, as installed."""
+    program = [sys.executable, "-m", "nki_bn.cli", *SMALL]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "dbeta" in done.stdout and not done.stderr
