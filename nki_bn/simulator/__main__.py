@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m nki_bn.simulator SCRIPT [ARGS]``: run a script whose ``import nki`` is to be this simulator.
 
-The script runs as ``__main__`` with its own arguments and its folder first on the path. The exit code is the script's; 1
-after an exception, 2 without a script to run.
+The script runs as ``__main__`` with its own arguments and its folder first on the path. The exit code is the script's;
+1 after an exception, 2 without a script to run.
 """
 
 from __future__ import annotations

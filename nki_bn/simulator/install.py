@@ -40,9 +40,14 @@ def install(force: bool = False) -> Installation:
     if version is not None and not version.startswith("0.0.") and not force:
         return Installation("vendor", f"the vendor's nki {version} is installed")
     for name, home in _MODULES.items():
-        sys.modules[name] = importlib.import_module(home)
-    why = "no nki package is installed" if version is None else f"nki {version} is installed and "
-    return Installation("embedded", why if version is None else why + ("is replaced on request" if force else "is a placeholder"))
+        sys.modules[name] = module = importlib.import_module(home)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+    if version is None:
+        return Installation("embedded", "no nki package is installed")
+    why = "is a placeholder" if version.startswith("0.0.") else "is replaced on request"
+    return Installation("embedded", f"nki {version} is installed and {why}")
 
 
 def _vendor_version() -> str | None:

@@ -41,6 +41,11 @@ class Kernel:
         raise UnsupportedError("kernel.with_schedule is not supported by this simulator")
 
 
+# Documented keywords and, from debug_kernel on, undocumented ones of public kernels; none matters to a simulation.
+_JIT_KEYWORDS = {"mode", "compile_config", "specialization_config", "debug_kernel", "experimental_flags",
+                 "show_compiler_tb"}
+
+
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     """Make a kernel of a function; used as ``@nki.jit``, ``@nki.jit()`` or ``nki.jit(function)``.
 
@@ -51,7 +56,7 @@ def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
     """
     if "platform_target" in kwargs:
         raise TypeError("platform_target is not an argument any more: set NEURON_PLATFORM_TARGET_OVERRIDE")
-    unknown = set(kwargs) - {"mode", "compile_config", "specialization_config"}
+    unknown = set(kwargs) - _JIT_KEYWORDS
     if unknown:
         raise TypeError(f"nki.jit got unexpected keyword arguments {sorted(unknown)}")
     if fn is None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextvars
-import contextvars
 import functools
 import inspect
 import os
@@ -50,8 +49,8 @@ def options_from_environment() -> RunOptions:
 def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, options: RunOptions) -> SimulationResult:
     """Simulate ``kernel`` (a function or an ``nki.jit`` kernel) on ``lnc`` cores.
 
-    NumPy arrays and torch tensors among the arguments become HBM tensors; what the kernel writes into them is seen by the
-    caller. Results are of the same kind as the inputs.
+    NumPy arrays and torch tensors among the arguments become HBM tensors; what the kernel writes into them is seen by
+    the caller. Results are of the same kind as the inputs.
 
     Raises:
         TypeError: an argument has no NKI dtype or is a list; no arguments were given.
@@ -102,7 +101,8 @@ class _Arguments:
         self._copies: list[tuple[Array, NkiTensor]] = []
         self._torch = False
 
-    def bind(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def bind(self, function: Callable[..., Any], args: tuple[Any, ...],
+             kwargs: dict[str, Any]) -> inspect.BoundArguments:
         """The arguments of a call of ``function``, with HBM tensors for arrays."""
         bound = inspect.signature(function).bind(*args, **kwargs)
         for key, value in bound.arguments.items():
@@ -124,7 +124,8 @@ class _Arguments:
             return value
         dtype = dtypes.normalize(array.dtype)
         if array.ndim == 0 or array.size == 0:
-            raise NkiValidationError(f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension")
+            raise NkiValidationError(
+                f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension")
         held = array.view(np.uint8) if dtype == "bool_" else array
         region = MemoryRegion.shared_hbm if self._state.lnc > 1 else MemoryRegion.private_hbm
         in_place = held.flags.c_contiguous and held.flags.writeable and held.dtype.isnative
@@ -148,7 +149,7 @@ class _Arguments:
         """Copy inputs that could not be used in place back to their arrays, where that is possible and needed."""
         for array, tensor in self._copies:
             result = tensor.array().astype(array.dtype)
-            if array.flags.writeable and not np.array_equal(result.view(np.uint8), np.ascontiguousarray(array).view(np.uint8)):
+            if array.flags.writeable and result.tobytes() != array.tobytes():
                 array[...] = result
 
     def collect(self, returned: Any) -> Any:
@@ -169,8 +170,8 @@ class _Arguments:
         flags = element_flags(tensor, tensor.shadow() & WRITTEN)
         if self._state.options.strict and not flags.all():
             first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
-            raise IncompleteOutputError(
-                f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were never written (first: {first})")
+            raise IncompleteOutputError(f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "
+                                        f"never written (first: {first})")
 
 
 def _own_copy(array: Array) -> Array:

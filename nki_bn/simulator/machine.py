@@ -187,7 +187,8 @@ def check_start(partition: int, partitions: int, what: str) -> None:
     """The rule for the first partition of a tile: it depends on how many partitions there are."""
     legal = (0,) if partitions > 64 else (0, 64) if partitions > 32 else (0, 32, 64, 96)
     if partition not in legal:
-        raise NkiValidationError(f"{what}: {partitions} partitions may start at {', '.join(map(str, legal))}, got {partition}")
+        starts = ", ".join(map(str, legal))
+        raise NkiValidationError(f"{what}: {partitions} partitions may start at {starts}, got {partition}")
 
 
 _current: ContextVar[Core | None] = ContextVar("core", default=None)
@@ -201,7 +202,8 @@ def current_core() -> Core:
     """
     core = _current.get()
     if core is None:
-        raise RuntimeError("NKI instructions and tensors exist only while a kernel runs: launch one with nki.jit or nki.simulate")
+        raise RuntimeError("NKI instructions and tensors exist only while a kernel runs: launch one with nki.jit or "
+                           "nki.simulate")
     return core
 
 

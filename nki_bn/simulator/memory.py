@@ -26,6 +26,7 @@ WRITTEN = 1
 ACCUMULATING = 2
 READ_BY = (4, 16)
 WRITTEN_BY = (8, 32)
+TOUCHED_BY = (READ_BY[0] | WRITTEN_BY[0], READ_BY[1] | WRITTEN_BY[1])
 
 # Automatic placements start at multiples of this many bytes, so that every element is aligned.
 ALIGNMENT = 4

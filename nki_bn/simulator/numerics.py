@@ -41,7 +41,7 @@ def cast(values: Array, dtype: np.dtype[Any]) -> Array:
 def _to_integer(values: Array, dtype: np.dtype[Any]) -> Array:
     # The limits of 8 and 16 bits are exact in float32, those of 32 bits are not.
     limits, wide = np.iinfo(dtype), np.float32 if dtype.itemsize < 4 else np.float64
-    rounded = np.rint(values, dtype=wide, casting="unsafe")
+    rounded = np.asarray(np.rint(values, dtype=wide, casting="unsafe"))
     np.clip(rounded, limits.min, limits.max, out=rounded)
     rounded[np.isnan(rounded)] = 0
     return rounded.astype(dtype)

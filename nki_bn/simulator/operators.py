@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators as instruction arguments: the functions and sentinels of ``nki.language`` carry the name of their operator."""
+"""Operators as instruction arguments: functions and sentinels of ``nki.language`` carry the name of their operator."""
 
 from __future__ import annotations
 

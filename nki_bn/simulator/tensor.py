@@ -164,7 +164,7 @@ class NkiTensor(NKIObject):
                 f"dim {dim!r} is not a dimension of shape {self.shape}")
         dim %= self.ndim
         require(partition or dim != 0 or not self.buffer.on_chip,
-                f"dimension 0 of an on-chip tensor is the partition dimension: shape {self.shape} cannot be changed there")
+                f"dimension 0 of an on-chip tensor is the partition dimension: {self.shape} cannot be changed there")
         return dim
 
     def __getitem__(self, key: Any) -> NkiTensor:
@@ -245,7 +245,7 @@ class NkiTensor(NKIObject):
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         """Dimensions in the order ``dims``; on chip the partition dimension stays first."""
-        require(sorted(dims) == list(range(self.ndim)), f"dims {tuple(dims)} is no permutation of {self.ndim} dimensions")
+        require(sorted(dims) == list(range(self.ndim)), f"dims {tuple(dims)} do not permute {self.ndim} dimensions")
         require(not self.buffer.on_chip or dims[0] == 0, f"dims {tuple(dims)} would move the partition dimension")
         return self._view([self.shape[dim] for dim in dims], [self.strides[dim] for dim in dims])
 
@@ -299,8 +299,10 @@ class NkiTensor(NKIObject):
                 f"reshape of {self.shape} with strides {self.strides} to {sizes} would need a copy") from None
         return self._view(sizes, strides)
 
-    def rearrange(self, src: tuple[Any, ...], dst: tuple[Any, ...], fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
-        """Split, permute and merge dimensions by names, e.g. ``('b', ('h', 'w')) -> ('b', 'w', 'h')`` with ``{'h': 4}``."""
+    def rearrange(
+        self, src: tuple[Any, ...], dst: tuple[Any, ...], fixed_sizes: dict[str, int] | None = None
+    ) -> NkiTensor:
+        """Split, permute and merge dimensions by names: ``('b', ('h', 'w')) -> ('b', 'w', 'h')`` with ``{'h': 4}``."""
         require(len(src) == self.ndim, f"pattern {src} has {len(src)} entries for shape {self.shape}")
         view = self
         for dim in reversed(range(len(src))):
@@ -328,7 +330,8 @@ class NkiTensor(NKIObject):
         require(self.dynamic is None, "view of a tensor with a run-time index is not possible")
         if old_size == new_size:
             return self._view(self.shape, self.strides, dtype=new)
-        require(self.strides[-1] == 1 or self.shape[-1] == 1, f"view({new}) needs a contiguous last dimension: {self!r}")
+        require(self.strides[-1] == 1 or self.shape[-1] == 1,
+                f"view({new}) needs a contiguous last dimension: {self!r}")
         require(not any(value * old_size % new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)),
                 f"view({new}): the last dimension of {self!r} is not divisible")
         scale = [value * old_size // new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)]
@@ -356,12 +359,19 @@ class NkiTensor(NKIObject):
         if scalar_offset is None:
             return view
         shape = base.storage.shape
-        return view._with_dynamic(ScalarOffset(scalar_offset, prod(shape[indirect_dim + 1 :]), shape[indirect_dim]))
+        require(0 <= indirect_dim < len(shape),
+                f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}")
+        step = prod(shape[indirect_dim + 1 :]) * dtypes.size_of(base.storage.dtype)
+        require(step % dtypes.size_of(base.dtype) == 0,
+                f"a step of {step} bytes is no multiple of an element of {base!r}")
+        return view._with_dynamic(ScalarOffset(scalar_offset, step // dtypes.size_of(base.dtype), shape[indirect_dim]))
 
     def _reinterpreted(self, dtype: str) -> NkiTensor:
-        require(dtype == self.dtype or self.storage.bank.scale == 1, "ap with dtype needs bits, which NKI_PRECISE_FP=0 lacks")
-        ratio = dtypes.size_of(self.dtype) / dtypes.size_of(dtype)
-        return self._view((1,) * self.ndim, (1,) * self.ndim, int(self.offset * ratio), dtype)
+        require(dtype == self.dtype or self.storage.bank.scale == 1,
+                "ap with dtype needs bits, which NKI_PRECISE_FP=0 lacks")
+        byte, size = self.offset * dtypes.size_of(self.dtype), dtypes.size_of(dtype)
+        require(byte % size == 0, f"ap with dtype {dtype}: {self!r} starts at byte {byte}, no multiple of {size}")
+        return self._view((1,) * self.ndim, (1,) * self.ndim, byte // size, dtype)
 
     def is_inside(self) -> bool:
         """Whether all elements lie in the storage, and on chip each partition's in that partition."""

@@ -41,8 +41,8 @@ def caller() -> Source:
 class Access:
     """One operand: a strided pattern of bytes.
 
-    ``memory`` numbers the byte array (one per SBUF, PSUM and HBM tensor); ``offset`` and ``strides`` are logical bytes in
-    it, so that on chip the partition is ``offset // pitch``. ``pitch`` is 0 in HBM.
+    ``memory`` numbers the byte array (one per SBUF, PSUM and HBM tensor); ``offset`` and ``strides`` are logical bytes
+    in it, so that on chip the partition is ``offset // pitch``. ``pitch`` is 0 in HBM.
     """
 
     region: MemoryRegion

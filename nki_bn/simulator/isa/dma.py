@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DMA instructions: copies and transposes between HBM and SBUF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nki_bn.simulator import dtypes
+from nki_bn.simulator.errors import IndexRangeError
+from nki_bn.simulator.isa import checks, enums
+from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
+from nki_bn.simulator.memory import MemoryRegion
+from nki_bn.simulator.tensor import NkiTensor, require
+
+DMA_REGIONS = (MemoryRegion.sbuf, MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+# The one permutation of every rank.
+_TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+def dma_copy(
+    dst: NkiTensor,
+    src: NkiTensor,
+    priority: int | None = None,
+    oob_mode: enums.oob_mode = enums.oob_mode.error,
+    dge_mode: enums.dge_mode | int = enums.dge_mode.unknown,
+    engine: enums.engine = enums.engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Copy ``src`` to ``dst``, both in HBM or SBUF, any shapes with equally many elements (paired in row-major order).
+
+    Equal dtypes are copied bit by bit; otherwise values go through float32 (``dge_mode.hwdge`` refuses that). With
+    ``oob_mode.skip`` a run-time index out of range drops the copy.
+
+    Raises:
+        TypeError: an operand is no tensor, an enumeration argument no member.
+        NkiValidationError: an operand in PSUM, element counts that differ, a mode the target or the operands rule out.
+    """
+    dst, src = _operands("dma_copy", dst, src)
+    mode = _dge("dma_copy", dge_mode)
+    checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
+    _check_priority("dma_copy", priority)
+    _check_issuer(engine, mode)
+    require(
+        dst.size == src.size,
+        f"dma_copy dst has {dst.size} elements (shape {dst.shape}), src has {src.size} (shape {src.shape})",
+    )
+    require(
+        mode is not enums.dge_mode.hwdge or dst.dtype == src.dtype,
+        f"dma_copy with dge_mode.hwdge moves raw bytes: dst is {dst.dtype}, src is {src.dtype}",
+    )
+    details = {"dge_mode": mode.name, "issuer": engine.name, "priority": priority}
+    return _transfer("dma_copy", dst, src, None, oob_mode, name, details)
+
+
+def dma_transpose(
+    dst: NkiTensor,
+    src: NkiTensor,
+    axes: Sequence[int] | None = None,
+    priority: int | None = None,
+    dge_mode: enums.dge_mode | int = enums.dge_mode.unknown,
+    oob_mode: enums.oob_mode = enums.oob_mode.error,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Transpose ``src`` (HBM or SBUF) into ``dst`` (an SBUF tile) bit by bit.
+
+    The permutation follows from the rank: (1, 0), (2, 1, 0) or (3, 1, 2, 0); ``axes`` may only repeat it. The shape of
+    ``dst`` is the permuted shape of ``src`` exactly. A destination in HBM is refused: SBUF is what the reference says.
+
+    Raises:
+        TypeError: an operand is no tensor, an enumeration argument no member.
+        NkiValidationError: another permutation, shape, dtype or mode.
+    """
+    op = "dma_transpose"
+    dst, src = _operands(op, dst, src)
+    checks.tile(op, "dst", dst, checks.SBUF)
+    order = _permutation(src, axes)
+    expected = tuple(src.shape[axis] for axis in order)
+    require(dst.shape == expected, f"{op} dst must have shape {expected} for src {src.shape}, got {dst.shape}")
+    require(dst.dtype == src.dtype, f"{op} dst must have the dtype of src, {src.dtype}, got {dst.dtype}")
+    mode = _dge(op, dge_mode)
+    require(mode is not enums.dge_mode.swdge, f"{op} with dge_mode.swdge needs a src with a vector_offset")
+    if mode is enums.dge_mode.hwdge:
+        _check_hardware_transpose(src)
+    _check_priority(op, priority)
+    checks.member(op, "oob_mode", oob_mode, enums.oob_mode)
+    require(
+        oob_mode is enums.oob_mode.error or src.is_indirect(), f"{op} oob_mode.skip needs a src with a run-time index"
+    )
+    details = {"dge_mode": mode.name, "priority": priority, "axes": order}
+    return _transfer(op, dst, src, order, oob_mode, name, details)
+
+
+def _operands(op: str, dst: Any, src: Any) -> tuple[NkiTensor, NkiTensor]:
+    return checks.tile(op, "dst", dst, DMA_REGIONS), checks.tile(op, "src", src, DMA_REGIONS)
+
+
+def _transfer(
+    op: str,
+    dst: NkiTensor,
+    src: NkiTensor,
+    order: tuple[int, ...] | None,
+    oob_mode: enums.oob_mode,
+    name: str | None,
+    details: dict[str, Any],
+) -> NkiInstruction:
+    """Settle run-time indices and move the elements, axes permuted by ``order``; or record that nothing moved."""
+    indices = [*index_tiles(dst), *index_tiles(src)]
+    try:
+        to, source = settle(dst), settle(src)
+    except IndexRangeError:
+        if oob_mode is enums.oob_mode.error:
+            raise
+        return issue(op, "dma", [], indices, lambda: [], name=name, skipped=True, **details)
+
+    def compute() -> list[np.ndarray[Any, Any]]:
+        return [source.array() if order is None else source.array().transpose(order)]
+
+    return issue(op, "dma", [to], [source, *indices], compute, name=name, **details)
+
+
+def _dge(op: str, given: Any) -> enums.dge_mode:
+    """The mode; its number is accepted too, because public kernels write it."""
+    by_number = {item.value: item for item in enums.dge_mode}
+    mode = by_number.get(given, given) if type(given) is int else given
+    checked = checks.member(op, "dge_mode", mode, enums.dge_mode)
+    if checked is enums.dge_mode.hwdge:
+        checks.at_least(f"{op} with dge_mode.hwdge", enums.nc_version.gen3)
+    return checked
+
+
+def _check_priority(op: str, priority: Any) -> None:
+    if priority is None:
+        return
+    require(type(priority) is int and 0 <= priority <= 3, f"{op} priority must be 0, 1, 2 or 3, got {priority!r}")
+    checks.at_least(f"{op} priority", enums.nc_version.gen4)
+
+
+def _check_issuer(engine: Any, mode: enums.dge_mode) -> None:
+    checks.member("dma_copy", "engine", engine, enums.engine)
+    if engine is enums.engine.unknown:
+        return
+    require(
+        mode is enums.dge_mode.hwdge, f"dma_copy engine {engine.name} needs dge_mode.hwdge, got dge_mode.{mode.name}"
+    )
+    require(
+        engine in (enums.engine.sync, enums.engine.scalar), f"dma_copy engine must be sync or scalar, got {engine.name}"
+    )
+
+
+def _permutation(src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
+    require(src.ndim in _TRANSPOSED_AXES, f"dma_transpose src must have 2, 3 or 4 dimensions, got shape {src.shape}")
+    order = _TRANSPOSED_AXES[src.ndim]
+    require(axes is None or tuple(axes) == order, f"dma_transpose axes must be {order} for src {src.shape}, got {axes}")
+    return order
+
+
+def _check_hardware_transpose(src: NkiTensor) -> None:
+    """The limits of the hardware's descriptor generator."""
+    what = f"dma_transpose with dge_mode.hwdge of src {src.shape} {src.dtype}"
+    require(dtypes.size_of(src.dtype) == 2, f"{what}: the dtype must have 2 bytes")
+    require(src.shape[-1] <= 128, f"{what}: the last dimension must be at most 128")
+    first = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
+    require(src.shape[0] in first, f"{what}: the first dimension must be one of {first}")
+    require(
+        src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0,
+        f"{what}: the product of the first and the last but one dimension must be a multiple of 16",
+    )
