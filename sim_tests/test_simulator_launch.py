@@ -156,7 +156,7 @@ class Config(nl.NKIObject):  # type: ignore[misc]
         nl.add,
         nisa.engine.vector,
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_what_is_no_array_arrives_untouched(value: Any) -> None:
     found: list[Any] = []

@@ -13,7 +13,7 @@ from nki_bn.simulator.errors import (
 from nki_bn.simulator.install import Installation, install
 from nki_bn.simulator.kernel import simulate
 from nki_bn.simulator.launch import SimulationResult, run
-from nki_bn.simulator.machine import RunOptions
+from nki_bn.simulator.machine import RunOptions, Shaped
 
 __all__ = [
     "DeadlockError",
@@ -23,6 +23,7 @@ __all__ = [
     "OutOfMemoryError",
     "RaceError",
     "RunOptions",
+    "Shaped",
     "SimulationResult",
     "UninitializedReadError",
     "UnsupportedError",

@@ -12,7 +12,7 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import IndexRangeError, RaceError, UninitializedReadError
 from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
-from nki_bn.simulator.memory import ACCUMULATING, READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
+from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
 from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
 from nki_bn.simulator.tensor import NKIObject, NkiTensor, require
 from nki_bn.simulator.trace import Access, Record, caller
@@ -56,12 +56,14 @@ def issue(
     compute: Callable[[], Sequence[Result]],
     *,
     name: str | None = None,
+    rendezvous: Callable[[], object] | None = None,
     **attributes: Any,
 ) -> NkiInstruction:
     """Execute one instruction on the current core.
 
     ``compute`` returns one array per tensor of ``writes`` (any shape with as many elements, any dtype: it is rounded to
-    the destination's); it reads its operands itself, before anything is written.
+    the destination's); it reads its operands itself, before anything is written. A dry run does not call it, only
+    ``rendezvous``, with which an instruction meets its counterpart on the other core.
     """
     core = current_core()
     record = Record(len(core.run.trace.records), core.index, opcode, engine, tuple(Access.of(t) for t in writes),
@@ -74,6 +76,10 @@ def issue(
     for tensor in (*writes, *reads):
         if core.options.strict and tensor.buffer.on_chip and engine != "dma":
             check_start(tensor.address[0], tensor.shape[0], f"{opcode} operand {tensor!r}")
+    if core.options.dry:
+        if rendezvous is not None:
+            rendezvous()
+        return NkiInstruction(record)
     for tensor in reads:
         _check_read(core, record, tensor)
     with np.errstate(all="ignore"):
@@ -92,7 +98,7 @@ def settle(tensor: NkiTensor) -> NkiTensor:
     dynamic = tensor.dynamic
     if dynamic is None:
         return tensor
-    index = read_index(dynamic.index)
+    index = 0 if current_core().options.dry else read_index(dynamic.index)
     if not 0 <= index < dynamic.bound:
         raise IndexRangeError(
             f"run-time index {index} is out of range for a dimension of size {dynamic.bound} of {tensor!r}")
@@ -178,7 +184,7 @@ def _touched(bank: Bank, access: Access) -> Array:
 
 def clear_marks(core: Core, bank: Bank) -> None:
     """Forget who touched the memory of a shared tensor: a barrier has ordered it."""
-    bank.shadow &= WRITTEN | ACCUMULATING
+    bank.shadow &= WRITTEN
     core.run.hbm_accesses[bank].clear()
 
 
@@ -197,11 +203,13 @@ def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> Non
         # Public kernels store the same result from both cores, which does no harm; strict runs want it said once.
         same = not core.options.strict and array.tobytes() == values.tobytes()
         _note_shared(core, record, tensor, shadow, WRITTEN_BY, (0, 0) if same else TOUCHED_BY)
+    if tensor.buffer is MemoryRegion.psum:
+        tensor.begun()[...] |= result.mask.reshape(array.shape) if isinstance(result, Masked) else True
     if isinstance(result, Masked):
         mask = result.mask.reshape(array.shape)
         np.copyto(array, values, where=mask)
         per_byte = np.broadcast_to(mask[..., None], (*mask.shape, dtypes.size_of(tensor.dtype))).reshape(shadow.shape)
-        np.bitwise_or(shadow, WRITTEN | ACCUMULATING, out=shadow, where=per_byte)
+        np.bitwise_or(shadow, WRITTEN, out=shadow, where=per_byte)
         return
     array[...] = values
-    shadow |= WRITTEN | ACCUMULATING
+    shadow |= WRITTEN

@@ -17,7 +17,7 @@ import numpy as np
 from nki_bn.hardware import load_target
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import IncompleteOutputError, NkiValidationError
-from nki_bn.simulator.machine import Core, Run, RunOptions, element_flags, enter
+from nki_bn.simulator.machine import Core, Run, RunOptions, Shaped, element_flags, enter
 from nki_bn.simulator.memory import WRITTEN, MemoryRegion
 from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.tensor import NkiTensor
@@ -119,6 +119,9 @@ class _Arguments:
         """An HBM tensor for an array, anything else as it is."""
         if isinstance(value, list):
             raise TypeError(f"argument {name} is a list; kernels take tuples")
+        region = MemoryRegion.shared_hbm if self._state.lnc > 1 else MemoryRegion.private_hbm
+        if isinstance(value, Shaped) and self._state.options.dry:
+            return self._state.stand_in(value, name, region)
         array = self._as_array(value)
         if array is None:
             return value
@@ -126,8 +129,9 @@ class _Arguments:
         if array.ndim == 0 or array.size == 0:
             raise NkiValidationError(
                 f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension")
+        if self._state.options.dry:
+            return self._state.stand_in(Shaped(array.shape, dtype), name, region)
         held = array.view(np.uint8) if dtype == "bool_" else array
-        region = MemoryRegion.shared_hbm if self._state.lnc > 1 else MemoryRegion.private_hbm
         in_place = held.flags.c_contiguous and held.flags.writeable and held.dtype.isnative
         tensor = self._state.adopt(held if in_place else _own_copy(held), dtype, name, region)
         if self._state.scale > 1 or not in_place:
@@ -160,6 +164,8 @@ class _Arguments:
             return returned
         if returned.buffer is not MemoryRegion.shared_hbm and not returned.storage.is_input:
             raise NkiValidationError(f"{returned!r} is returned but not in shared_hbm")
+        if self._state.options.dry:
+            return Shaped(returned.shape, returned.dtype)
         self._check_complete(returned)
         array = returned.array().copy()
         if returned.dtype == "bool_":

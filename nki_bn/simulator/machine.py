@@ -36,6 +36,7 @@ class RunOptions:
         numerics: ``"trn2"`` rounds per-partition operands to 18 significant bits, ``"ideal"`` does not.
         accumulate: order of summation, ``"pairwise"`` or ``"sequential"``.
         precise_fp: False holds every low-precision tensor as float32, without rounding.
+        dry: nothing is computed: the same trace from shapes alone. Run-time indices are taken as 0.
     """
 
     target: str = "trn2"
@@ -43,6 +44,7 @@ class RunOptions:
     numerics: str = "trn2"
     accumulate: str = "pairwise"
     precise_fp: bool = True
+    dry: bool = False
 
     def __post_init__(self) -> None:
         load_target(self.target)
@@ -50,6 +52,14 @@ class RunOptions:
             value = getattr(self, field_name)
             if value not in accepted:
                 raise ValueError(f"{field_name} {value!r} is unknown; accepted: {', '.join(accepted)}")
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A tensor of which a dry run knows shape and dtype only: its argument, and its result."""
+
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass
@@ -72,6 +82,13 @@ class Run:
     def scale(self) -> int:
         """Storage bytes per logical byte."""
         return 1 if self.options.precise_fp else 4
+
+    def stand_in(self, like: Shaped, name: str, region: MemoryRegion) -> NkiTensor:
+        """An HBM tensor without memory, for a dry run."""
+        storage = Storage(region, like.shape, dtypes.normalize(like.dtype), name)
+        storage.is_input = True
+        storage.bank = Bank(np.zeros(0, np.uint8), 1)
+        return NkiTensor(storage.shape, storage.dtype, storage)
 
     def adopt(self, data: Array, dtype: str, name: str, region: MemoryRegion) -> NkiTensor:
         """An HBM tensor over the memory of ``data`` (contiguous, of the dtype elements are held in), fully written."""
@@ -157,12 +174,12 @@ class Core:
         return tensor
 
     def _fresh(self, storage: Storage) -> NkiTensor:
-        nbytes = storage.size * dtypes.size_of(storage.dtype)
+        nbytes = 0 if self.options.dry else storage.size * dtypes.size_of(storage.dtype)
         storage.bank = Bank(np.zeros(nbytes * self.run.scale, np.uint8), self.run.scale)
         return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
 
     def _filled(self, tensor: NkiTensor) -> NkiTensor:
-        if self.options.strict or dtypes.is_packed(tensor.dtype):
+        if self.options.dry or self.options.strict or dtypes.is_packed(tensor.dtype):
             return tensor
         array = tensor.array()
         fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
