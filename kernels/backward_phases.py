@@ -142,12 +142,12 @@ def needs_sums(plan: BackwardPlan) -> bool:
 def first_phase(
     tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int, chunk: int
 ) -> int:
-    """Load tile ``at``, mask dy, stage it and add up; returns the number of chunks summed so far."""
+    """Mask dy of tile ``at``, stage it and add up; returns the number of chunks summed so far."""
     plan = work.plan
     tile = tiles[at]
     dy = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
-    load_gradient(tensors, work, group, tile, at)
+    mask_gradient(tensors, work, group, tile, at)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         if needs_sums(plan):
@@ -169,22 +169,25 @@ def first_phase(
 def load_gradient(
     tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int
 ) -> None:
-    """Load dy of a tile, and x where it is used, and make dy' of dy in its slot."""
+    """Load dy of a tile, and x, mask and residual where they are used."""
     plan = work.plan
-    dy = slot_tile(work.dy_slots, at, group.place, tile)
-    load_tile(dy, tensors.dy, group.place, tile)
+    load_tile(slot_tile(work.dy_slots, at, group.place, tile), tensors.dy, group.place, tile)
     if needs_products(plan) or plan.relu == "recompute":
         load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
     if plan.relu == "mask":
         load_tile(slot_tile(work.mask_slots, at, group.place, tile), tensors.mask, group.place, tile)
     if plan.residual:
         load_tile(slot_tile(work.residual_slots, at, group.place, tile), tensors.residual, group.place, tile)
-    if plan.relu != "none":
+
+
+def mask_gradient(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Make dy' of dy, in its slot; store it if it is asked for."""
+    if work.plan.relu != "none":
         chunks = chunks_of(tile, CHUNK_COLUMNS)
         for i in range(len(chunks)):
             mask_chunk(work, group, tile, at, chunks[i], i)
-    if plan.need_dresidual:
-        store_tile(tensors.dresidual, dy, group.place, tile)
+    if work.plan.need_dresidual:
+        store_tile(tensors.dresidual, slot_tile(work.dy_slots, at, group.place, tile), group.place, tile)
 
 
 def mask_chunk(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int) -> None:
@@ -268,12 +271,11 @@ def staged_store(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, st
 
 def staged_load(
     tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, staged_hbm: Any
-) -> nl.NkiTensor:
-    """Bring x and the staged gradient of a tile into slot ``at``; returns the latter."""
+) -> None:
+    """Bring x and the staged gradient of a tile into slot ``at``."""
     load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
     staged = slot_tile(work.staged_slots, at, group.place, tile)
     nisa.dma_copy(dst=staged, src=staged_hbm[:, nl.ds(tile.column, tile.width())])
-    return staged
 
 
 def second_phase(

@@ -24,9 +24,11 @@ import nki.language as nl
 from nki_bn.kernels.backward_phases import (
     BackwardTensors,
     BackwardWork,
+    ChannelTile,
     allocate_work,
     finish_sums,
     first_phase,
+    load_gradient,
     needs_input_sums,
     needs_sums,
     second_phase,
@@ -37,7 +39,7 @@ from nki_bn.kernels.backward_phases import (
 from nki_bn.kernels.columns import input_coefficients
 from nki_bn.kernels.plan import BackwardPlan
 from nki_bn.kernels.sizing import staged_plan
-from nki_bn.kernels.tiling import flattened, output, slot_tile, tiles_of
+from nki_bn.kernels.tiling import Tile, flattened, output, slot_tile, tiles_ahead, tiles_of
 
 
 @nki.jit
@@ -168,19 +170,31 @@ def gradients(tensors: BackwardTensors, work: BackwardWork, index: int, eps: flo
         staged_hbm = nl.ndarray(
             (group.place.partitions, tiles[moved].column), dtype=nl.bfloat16, buffer=nl.private_hbm
         )
+    ahead = tiles_ahead(plan.interleave)
     chunk = 0
-    for i in range(len(tiles)):
-        chunk = first_phase(tensors, work, group, tiles, i, chunk)
-        if i < moved:
-            staged_store(work, group, tiles[i], i, staged_hbm)
+    for i in range(len(tiles) + ahead):
+        if i < len(tiles):
+            load_gradient(tensors, work, group, tiles[i], i)
+        if i >= ahead:
+            chunk = first_phase(tensors, work, group, tiles, i - ahead, chunk)
+            if i - ahead < moved:
+                staged_store(work, group, tiles[i - ahead], i - ahead, staged_hbm)
     if needs_sums(plan):
         finish_sums(tensors, work, group, chunk)
     if needs_input_sums(plan):
         input_coefficients(group.columns, count, tensors.x.dtype != nl.float32)
-        for i in range(moved, len(tiles)):
-            second_phase(
-                tensors, work, group, tiles[i], i, slot_tile(work.dy_slots, i, group.place, tiles[i])
-            )
-        for i in range(moved):
-            staged = staged_load(tensors, work, group, tiles[i], len(tiles) + i, staged_hbm)
-            second_phase(tensors, work, group, tiles[i], len(tiles) + i, staged)
+        # The visit after the last tile is to tile 0: the slots go on round, and the resident tiles come first.
+        for at in range(moved, len(tiles) + moved + ahead):
+            if at >= len(tiles) and at < len(tiles) + moved:
+                staged_load(tensors, work, group, tiles[at - len(tiles)], at, staged_hbm)
+            if at - ahead >= moved:
+                visit(tensors, work, group, tiles, at - ahead)
+
+
+def visit(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int) -> None:
+    """Phase 2 of the tile in slot ``at``: one that never left it, or past the last tile one that came back."""
+    tile = tiles[at % len(tiles)]
+    slots = work.dy_slots
+    if at >= len(tiles):
+        slots = work.staged_slots
+    second_phase(tensors, work, group, tile, at, slot_tile(slots, at, group.place, tile))

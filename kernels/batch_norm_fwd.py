@@ -24,6 +24,7 @@ from nki_bn.kernels.forward_phases import (
     ForwardWork,
     allocate_work,
     coefficients,
+    load_for_normalising,
     load_statistics,
     make_statistics,
     normalise_tile,
@@ -34,7 +35,7 @@ from nki_bn.kernels.forward_phases import (
 )
 from nki_bn.kernels.plan import ForwardPlan
 from nki_bn.kernels.sizing import two_read_plan
-from nki_bn.kernels.tiling import flattened, load_tile, output, slot_tile, tiles_of
+from nki_bn.kernels.tiling import flattened, output, tiles_ahead, tiles_of
 
 
 @nki.jit
@@ -155,12 +156,13 @@ def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: 
         load_statistics(tensors, group)
     if plan.need_y:
         coefficients(tensors, group, eps)
-        for i in range(moved, len(tiles)):
-            normalise_tile(tensors, work, group, tiles[i], i)
-        for i in range(moved):
-            at = len(tiles) + i
-            load_tile(slot_tile(work.x_slots, at, group.place, tiles[i]), tensors.x, group.place, tiles[i])
-            normalise_tile(tensors, work, group, tiles[i], at)
+        # The visit after the last tile is to tile 0: the slots go on round, and the resident tiles come first.
+        ahead = tiles_ahead(plan.interleave)
+        for at in range(moved, len(tiles) + moved + ahead):
+            if at < len(tiles) + moved:
+                load_for_normalising(tensors, work, group, tiles[at % len(tiles)], at, at < len(tiles))
+            if at - ahead >= moved:
+                normalise_tile(tensors, work, group, tiles[(at - ahead) % len(tiles)], at - ahead)
 
 
 def store_statistics(tensors: ForwardTensors, group: ChannelTile, momentum: float) -> None:

@@ -34,6 +34,7 @@ from nki_bn.kernels.tiling import (
     share_of_core,
     slot_tile,
     store_tile,
+    tiles_ahead,
 )
 
 
@@ -126,15 +127,19 @@ def make_statistics(tensors: ForwardTensors, work: ForwardWork, group: ChannelTi
     parts = group.moments.parts[0]
     piece = 0
     count = 0
-    for i in range(len(tiles)):
-        x = slot_tile(work.x_slots, i, place, tiles[i])
-        load_tile(x, tensors.x, place, tiles[i])
-        chunks = chunks_of(tiles[i], nl.tile_size.bn_stats_fmax)
-        for j in range(len(chunks)):
-            add_piece(pieces, part(x, chunks[j]), piece)
-            last = i == len(tiles) - 1 and j == len(chunks) - 1
-            count = close_group(pieces, groups, piece, last, count + chunks[j].length)
-            piece += 1
+    ahead = tiles_ahead(plan.interleave)
+    for i in range(len(tiles) + ahead):
+        if i < len(tiles):
+            load_tile(slot_tile(work.x_slots, i, place, tiles[i]), tensors.x, place, tiles[i])
+        if i >= ahead:
+            tile = tiles[i - ahead]
+            x = slot_tile(work.x_slots, i - ahead, place, tile)
+            chunks = chunks_of(tile, nl.tile_size.bn_stats_fmax)
+            for j in range(len(chunks)):
+                add_piece(pieces, part(x, chunks[j]), piece)
+                last = i - ahead == len(tiles) - 1 and j == len(chunks) - 1
+                count = close_group(pieces, groups, piece, last, count + chunks[j].length)
+                piece += 1
     columns_of_band = tiles[-1].column + tiles[-1].width()
     finish_moments(group.columns, groups, parts, piece, place.channels, plan.bands, columns_of_band)
     if plan.split == "batch" or plan.split == "spatial":
@@ -201,12 +206,20 @@ def coefficients(tensors: ForwardTensors, group: ChannelTile, eps: float) -> Non
     scale_and_shift(group.columns, True)
 
 
+def load_for_normalising(
+    tensors: ForwardTensors, work: ForwardWork, group: ChannelTile, tile: Tile, at: int, resident: bool
+) -> None:
+    """Load the residual of a tile, and x unless it is ``resident`` in slot ``at``."""
+    if not resident:
+        load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
+    if work.plan.residual:
+        load_tile(slot_tile(work.residual_slots, at, group.place, tile), tensors.residual, group.place, tile)
+
+
 def normalise_tile(tensors: ForwardTensors, work: ForwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
     """Phase 2 for a tile of which slot ``at`` holds x: y, in the slot of x, and the mask."""
     plan = work.plan
     place = group.place
-    if plan.residual:
-        load_tile(slot_tile(work.residual_slots, at, place, tile), tensors.residual, place, tile)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         normalise_chunk(work, group, tile, at, chunks[i], i)

@@ -20,6 +20,7 @@ from nki_bn.kernels.backward_phases import (
     ChannelTile,
     allocate_work,
     load_gradient,
+    mask_gradient,
     second_phase,
     start_channel_tile,
 )
@@ -126,6 +127,7 @@ def input_gradient(
         tiles = tiles_of(work.share, plan.bands, plan.f_tile)
         for j in range(len(tiles)):
             load_gradient(tensors, work, group, tiles[j], j)
+            mask_gradient(tensors, work, group, tiles[j], j)
             gradient = gradient_of(work, group, tiles, j)
             second_phase(tensors, work, group, tiles[j], j, gradient)
     return dx

@@ -95,6 +95,11 @@ def place_of(share: Share, bands: int, index: int, channels: int) -> Place:
     return Place(share, bands, channel, count, count * bands)
 
 
+def tiles_ahead(slots: int) -> int:
+    """How many tiles loads run ahead of the work: DMAs start in program order, and a store would hold up a load."""
+    return min(1, slots - 1)
+
+
 def slot_tile(slots: list[nl.NkiTensor], at: int, place: Place, tile: Tile) -> nl.NkiTensor:
     """The part of slot ``at`` (of a ring) that holds ``tile``."""
     return slots[at % len(slots)][0 : place.partitions, 0 : tile.width()]
