@@ -20,10 +20,8 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import NkiValidationError, OutOfMemoryError
 from nki_bn.simulator.numerics import Array
 
-# Bits of a shadow byte. ACCUMULATING marks PSUM that a matmul without `accumulate` adds to; READ and WRITE are kept per
-# core, for shared HBM only, and cleared by barriers.
+# Bits of a shadow byte. READ and WRITTEN by a core are kept for shared HBM only, and cleared by barriers.
 WRITTEN = 1
-ACCUMULATING = 2
 READ_BY = (4, 16)
 WRITTEN_BY = (8, 32)
 TOUCHED_BY = (READ_BY[0] | WRITTEN_BY[0], READ_BY[1] | WRITTEN_BY[1])
@@ -99,20 +97,16 @@ class Scratchpad:
         else:
             self._chosen_end = max(self._chosen_end, start + size)
         self.high_water = max(self.high_water, self.live_bytes)
-        self._forget(storage, start, size, automatic=address is None)
+        if address is None:
+            # New memory. A tile at a chosen address may share bytes with a live one on purpose: what was written stays.
+            rows = self.bank.shadow.reshape(self.partitions, self.row_bytes)
+            rows[storage.partition : storage.partition + storage.shape[0], start : start + size] = 0
         return start
 
     def _release(self, key: int) -> None:
         tile = self._live.pop(key)
         if tile.automatic:
             self._automatic_bytes -= tile.end - tile.start
-
-    def _forget(self, storage: Storage, start: int, size: int, automatic: bool) -> None:
-        # An automatic tile is new memory. A tile at a chosen address may share bytes with a live one on purpose: what
-        # was written stays, only a matmul into it starts a new sum.
-        rows = self.bank.shadow.reshape(self.partitions, self.row_bytes)
-        tile = rows[storage.partition : storage.partition + storage.shape[0], start : start + size]
-        tile &= 0 if automatic else 0xFF ^ ACCUMULATING
 
     def _find(self, size: int, label: str) -> int:
         for low, high in self._gaps():
@@ -165,7 +159,9 @@ class Storage:
     """What all views of one tensor share: a bank, the place in it, and the original shape.
 
     ``base`` is the logical byte offset of element 0; on chip ``pitch`` is the distance between partitions and
-    ``row_bytes`` the bytes of the tile in each.
+    ``row_bytes`` the bytes of the tile in each. ``begun`` marks, in PSUM, where this tile was written, byte by byte:
+    there a matmul without ``accumulate`` adds. It belongs to the tile, not to the bytes: tiles that take turns at one
+    address each begin their own sum.
     """
 
     def __init__(self, region: MemoryRegion, shape: tuple[int, ...], dtype: str, name: str) -> None:
@@ -181,6 +177,7 @@ class Storage:
         self.pitch = 0
         self.partition = 0
         self.is_input = False
+        self.begun = np.zeros(self.row_bytes * shape[0] if region is MemoryRegion.psum else 0, np.bool_)
 
     def locate(self, offset: int, itemsize: int) -> int:
         """Logical byte address of the element at ``offset`` (in elements of ``itemsize`` bytes)."""

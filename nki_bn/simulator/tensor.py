@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,35 @@ MAX_DIMS = 5
 
 
 class NKIObject:
-    """Base of objects that kernels build or take as compile-time arguments."""
+    """Base of objects that kernels build or take as compile-time arguments.
 
-    def __init__(self, **kwargs: Any) -> None:
-        for key, value in kwargs.items():
-            setattr(self, key, value)
+    A subclass without initialiser gets one, as from a compiler: its fields in order, a missing one is its default or
+    None, then ``__post_init__``. Fields are the annotated names and the plainly assigned ones, for ``@dataclass`` too.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        fields = inspect.get_annotations(cls)
+        for name in fields:
+            if not hasattr(cls, name) and cls.__init__ is NKIObject.__init__:
+                setattr(cls, name, None)
+        cls.__annotations__ = fields | {name: type(value) for name, value in vars(cls).items()
+                                        if name not in fields and not name.startswith("_") and _is_default(value)}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        names = [name for kind in reversed(type(self).__mro__) for name in inspect.get_annotations(kind)]
+        if len(args) > len(names):
+            raise TypeError(f"{type(self).__name__} has {len(names)} fields, got {len(args)} values")
+        defaults = {name: getattr(type(self), name, None) for name in names}
+        for name, value in (defaults | dict(zip(names, args, strict=False)) | kwargs).items():
+            setattr(self, name, value)
+        if hasattr(self, "__post_init__"):
+            self.__post_init__()
+
+
+def _is_default(value: Any) -> bool:
+    """Whether a value in a class body is that of a field: no method, property or class, and not mutable."""
+    return not hasattr(value, "__get__") and not isinstance(value, type) and type(value).__hash__ is not None
 
 
 def require(condition: bool, message: str) -> None:
@@ -66,12 +91,19 @@ class NkiTensor(NKIObject):
         self.strides = tuple(strides) if strides is not None else row_major(self.shape)
         self.offset = offset
         self.dynamic = dynamic
+        self.outside = ""
         require(len(self.shape) <= MAX_DIMS, f"a view has at most {MAX_DIMS} dimensions, got shape {self.shape}")
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.name or 'unnamed'}, shape={self.shape}, dtype={self.dtype}, {self.buffer.value})"
 
     def __bool__(self) -> bool:
+        from nki_bn.simulator.machine import running
+
+        core = running()
+        # Public kernels ask `if tensor:` for `if tensor is not None:`; in a strict run it counts as one about values.
+        if core is not None and not core.options.strict:
+            return True
         raise TypeError(f"{self!r} has no truth value: what a tensor holds is unknown when a kernel is compiled")
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -129,6 +161,7 @@ class NkiTensor(NKIObject):
 
     def byte_offset(self) -> int:
         """Logical byte address of the first element (a run-time index not included)."""
+        require(not self.outside, self.outside)
         return self._storage.locate(self.offset, dtypes.size_of(self.dtype))
 
     def byte_strides(self) -> tuple[int, ...]:
@@ -152,12 +185,20 @@ class NkiTensor(NKIObject):
             shape, strides = (*shape, itemsize), (*strides, 1)
         return np.ndarray(shape, np.uint8, self._storage.bank.shadow, self.byte_offset(), strides)
 
+    def begun(self) -> Array:
+        """Of a tile in PSUM: whether each element was written through this tile, as a writable view."""
+        itemsize = dtypes.size_of(self.dtype)
+        strides = tuple(stride * itemsize for stride in self.strides)
+        return np.ndarray(self.shape, np.bool_, self._storage.begun, self.offset * itemsize, strides)
+
     # --- views -----------------------------------------------------------------------------------------------------
 
     def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, dtype: str | None = None,
               dynamic: ScalarOffset | None = None) -> NkiTensor:
-        return NkiTensor(shape, dtype or self.dtype, self._storage, strides=tuple(strides),
+        view = NkiTensor(shape, dtype or self.dtype, self._storage, strides=tuple(strides),
                          offset=self.offset if offset is None else offset, dynamic=dynamic or self.dynamic)
+        view.outside = self.outside
+        return view
 
     def _dim(self, dim: int, *, partition: bool = False) -> int:
         require(isinstance(dim, int) and -self.ndim <= dim < self.ndim,
@@ -344,7 +385,7 @@ class NkiTensor(NKIObject):
         """A raw access pattern ``[[stride, count], ...]`` over the storage, outermost first.
 
         An ``offset`` counts from the view's own; on a view that does not start at element 0 the sources disagree about
-        that, so a warning is given.
+        that, so a warning is given. A pattern that leaves the tensor raises when an instruction uses it.
         """
         base = self if dtype is None else self._reinterpreted(dtypes.normalize(dtype))
         if self.offset:
@@ -358,9 +399,10 @@ class NkiTensor(NKIObject):
             raise UnsupportedError("ap with vector_offset is not supported by this simulator")
         if scalar_offset is None:
             return view
-        shape = base.storage.shape
+        # The dimension is one of the tensor in memory; a reshape of all of it counts as that tensor.
+        shape = self.shape if self.size == self.storage.size else self.storage.shape
         require(0 <= indirect_dim < len(shape),
-                f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}")
+                f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}, shape {shape}")
         step = prod(shape[indirect_dim + 1 :]) * dtypes.size_of(base.storage.dtype)
         require(step % dtypes.size_of(base.dtype) == 0,
                 f"a step of {step} bytes is no multiple of an element of {base!r}")
@@ -395,8 +437,9 @@ class NkiTensor(NKIObject):
             require(self.ndim >= 2, f"{pattern}: an on-chip view has at least 2 dimensions")
             require(self.shape[0] == 1 or self.strides[0] == free,
                     f"{pattern}: the partition stride of {storage.label} is {free}")
-        require(self.is_inside(), f"{pattern} leaves {storage.label}"
-                                  f"{' or crosses its partitions' if self.buffer.on_chip else ''}")
+        if not self.is_inside():
+            # Public kernels make patterns that they then do not use: the first use raises.
+            self.outside = f"{pattern} leaves {storage.label}{' or crosses its partitions' * self.buffer.on_chip}"
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

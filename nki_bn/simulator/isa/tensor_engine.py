@@ -12,8 +12,8 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks, enums
 from nki_bn.simulator.issue import NkiInstruction, float32, issue, raw
-from nki_bn.simulator.machine import current_core, element_flags
-from nki_bn.simulator.memory import ACCUMULATING, WRITTEN
+from nki_bn.simulator.machine import current_core
+from nki_bn.simulator.memory import WRITTEN
 from nki_bn.simulator.numerics import Array, Float32
 from nki_bn.simulator.tensor import NkiTensor, require
 
@@ -206,13 +206,11 @@ def _product(stationary: NkiTensor, moving: NkiTensor, double: bool) -> Float32:
 def _accumulated(dst: NkiTensor, product: Float32, accumulate: bool | None) -> Float32:
     if accumulate is False:
         return product
-    shape = product.shape
-    shadow = dst.shadow()
     if accumulate:
-        if not (shadow & WRITTEN).all():
+        if not (dst.shadow() & WRITTEN).all():
             warnings.warn(f"{_OP} accumulates onto {dst!r}, which nothing has written", stacklevel=2)
         return product + float32(dst)
-    adding = element_flags(dst, shadow & ACCUMULATING).reshape(shape) != 0
+    adding = dst.begun().reshape(product.shape)
     if not adding.any():
         return product
     return np.where(adding, product + float32(dst), product)

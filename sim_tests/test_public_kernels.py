@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public kernels run unchanged, where checkouts of their repositories are at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from public_cases.common import Kernel
+from public_kernels import collect, judge
+
+VARIABLE = "NKI_BN_PUBLIC_CHECKOUTS"
+FOLDER = os.environ.get(VARIABLE)
+MISSING = pytest.mark.skip(
+    reason=f"{VARIABLE} does not name a folder with checkouts of triton-viz, nki-library and aws-neuron-sdk")
+KERNELS = collect(Path(FOLDER)) if FOLDER else [pytest.param(None, marks=MISSING)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: getattr(kernel, "name", "none"))
+def test_public_kernel(kernel: Kernel) -> None:
+    verdict, reason = judge(kernel)
+    assert verdict == "ok", reason
