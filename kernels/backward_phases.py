@@ -20,6 +20,7 @@ from nki_bn.kernels.columns import (
     SUMS,
     VAR,
     column,
+    column_tile,
     combine_bands,
     exchange_sums,
     gamma_gradient,
@@ -108,7 +109,7 @@ def start_channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int,
     """Load the columns of one channel tile and derive what phase 1 needs."""
     plan = work.plan
     place = place_of(work.share, plan.bands, index, tensors.means.shape[0])
-    columns = allocate(plan.buffers, "columns", place.partitions)[0]
+    columns = column_tile(allocate(plan.buffers, "columns", place.partitions)[0], place.partitions, 1)
     flag = allocate(plan.buffers, "flag", place.partitions)[0][:, 0:1]
     rows = nl.ds(place.channel, place.channels)
     load_column(columns, MEAN, tensors.means[rows], plan.bands)
@@ -287,7 +288,7 @@ def second_phase(
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         term = temporary(work, group, i, chunks[i])
-        input_term(term, part(x, chunks[i]), group.columns)
+        input_term(term, part(x, chunks[i]), group.columns, work.plan.folded)
         nisa.scalar_tensor_tensor(
             dst=part(dx, chunks[i]),
             data=part(gradient, chunks[i]),
@@ -299,14 +300,14 @@ def second_phase(
     store_tile(tensors.dx, dx, group.place, tile)
 
 
-def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
-    """term = slope*(x - hi) + offset in float32; for 16-bit x folded into slope*x + offset.
+def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor, folded: bool) -> None:
+    """term = slope*(x - hi) + offset in float32; ``folded``: slope*x + offset with another offset.
 
     Folding errs by 2^-17 of slope*|mean|, which is 1/256 (bfloat16) or 1/32 (float16) of half a unit of x itself; for
     float32 it would be 256 units.
     """
     data = x
-    if x.dtype == nl.float32:
+    if not folded:
         nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
         data = term
     nisa.activation(dst=term, op=nl.copy, data=data, scale=column(columns, SLOPE), bias=column(columns, OFFSET))

@@ -182,7 +182,7 @@ def gradients(tensors: BackwardTensors, work: BackwardWork, index: int, eps: flo
     if needs_sums(plan):
         finish_sums(tensors, work, group, chunk)
     if needs_input_sums(plan):
-        input_coefficients(group.columns, count, tensors.x.dtype != nl.float32)
+        input_coefficients(group.columns, count, plan.folded)
         # The visit after the last tile is to tile 0: the slots go on round, and the resident tiles come first.
         for at in range(moved, len(tiles) + moved + ahead):
             if at >= len(tiles) and at < len(tiles) + moved:

@@ -31,16 +31,20 @@ COLUMN_COUNT = 20
 KEEP_16_BITS = -256
 
 
+def column_tile(tile: nl.NkiTensor, partitions: int, groups: int) -> nl.NkiTensor:
+    """An SBUF tile as (partitions, columns, groups): every column once for each of several groups of channels."""
+    return tile[0:partitions, 0 : COLUMN_COUNT * groups].reshape((partitions, COLUMN_COUNT, groups))
+
+
 def column(columns: nl.NkiTensor, at: int) -> nl.NkiTensor:
-    """One column as a (P, 1) tile."""
-    return columns[:, at : at + 1]
+    """One column of a (P, columns, G) tile as (P, G)."""
+    return columns[:, at, :]
 
 
-def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int) -> None:
-    """One value per channel from HBM, repeated for every band of partitions."""
-    channels = source.size
-    view = source.reshape((1, channels)).broadcast(0, bands)
-    nisa.dma_copy(dst=column(columns, at), src=view)
+def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1) -> None:
+    """One value per channel from HBM, repeated for every band of partitions; channels in ``groups`` equal groups."""
+    by_channel = source.reshape((groups, source.size // groups)).permute((1, 0))
+    nisa.dma_copy(dst=column(columns, at), src=by_channel.expand_dim(0).broadcast(0, bands))
 
 
 def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
@@ -88,8 +92,8 @@ def combine_bands(columns: nl.NkiTensor, channels: int, bands: int) -> None:
 
     Bands start at multiples of 32 partitions, between which engines can copy: nothing mixes channels.
     """
-    sums = columns[:, SUMS : SUMS + 2]
-    moved = columns[:, RECEIVED : RECEIVED + 2]
+    sums = columns[:, SUMS : SUMS + 2, 0]
+    moved = columns[:, RECEIVED : RECEIVED + 2, 0]
     for band in range(1, bands):
         rows = nl.ds(band * channels, channels)
         nisa.tensor_copy(dst=moved[0:channels, :], src=sums[rows, :])
@@ -100,8 +104,8 @@ def combine_bands(columns: nl.NkiTensor, channels: int, bands: int) -> None:
 
 def exchange_sums(columns: nl.NkiTensor) -> None:
     """Add the sums of the other core."""
-    sums = columns[:, SUMS : SUMS + 2]
-    received = columns[:, RECEIVED : RECEIVED + 2]
+    sums = columns[:, SUMS : SUMS + 2, 0]
+    received = columns[:, RECEIVED : RECEIVED + 2, 0]
     other = 1 - nl.program_id(0)
     nisa.sendrecv(src=sums, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
     nisa.tensor_tensor(dst=sums, data1=sums, data2=received, op=nl.add)

@@ -13,6 +13,7 @@ from nki_bn.kernels.columns import (
     SCRATCH,
     VAR,
     column,
+    column_tile,
     load_column,
     reciprocal_root,
     scale_and_shift,
@@ -108,7 +109,7 @@ def start_channel_tile(tensors: ForwardTensors, work: ForwardWork, index: int) -
     """Allocate what belongs to one channel tile."""
     plan = work.plan
     place = place_of(work.share, plan.bands, index, tensors.x.shape[1])
-    columns = allocate(plan.buffers, "columns", place.partitions)[0]
+    columns = column_tile(allocate(plan.buffers, "columns", place.partitions)[0], place.partitions, 1)
     flag = allocate(plan.buffers, "flag", place.partitions)[0][:, 0:1]
     moments = Moments(
         allocate(plan.buffers, "pieces", place.partitions),

@@ -123,7 +123,7 @@ def input_gradient(
         rows = nl.ds(group.place.channel, group.place.channels)
         load_column(group.columns, DGAMMA, dgamma[rows, :], plan.bands)
         load_column(group.columns, SUMS, dbeta[rows, :], plan.bands)
-        input_coefficients(group.columns, count, x_in.dtype != nl.float32)
+        input_coefficients(group.columns, count, plan.folded)
         tiles = tiles_of(work.share, plan.bands, plan.f_tile)
         for j in range(len(tiles)):
             load_gradient(tensors, work, group, tiles[j], j)

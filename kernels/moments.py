@@ -53,7 +53,7 @@ def finish_moments(
         nisa.tensor_copy(
             dst=parts[0:channels, 3 * band : 3 * band + 3], src=parts[nl.ds(band * channels, channels), 0:3]
         )
-    result = columns[:, MEAN : VAR + 1]
+    result = columns[:, MEAN : VAR + 1, 0]
     nisa.bn_aggr(dst=result[0:channels, :], data=parts[0:channels, 0 : 3 * bands])
     for band in range(1, bands):
         nisa.tensor_copy(dst=result[nl.ds(band * channels, channels), :], src=result[0:channels, :])
@@ -65,7 +65,7 @@ def exchange_moments(columns: nl.NkiTensor, parts: nl.NkiTensor, counts: tuple[i
     other = 1 - core
     mine = parts[:, 3 * core : 3 * core + 3]
     theirs = parts[:, 3 * other : 3 * other + 3]
-    nisa.tensor_copy(dst=mine[:, 1:3], src=columns[:, MEAN : VAR + 1])
+    nisa.tensor_copy(dst=mine[:, 1:3], src=columns[:, MEAN : VAR + 1, 0])
     count_moments(mine, counts[core])
     nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-    nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1], data=parts[:, 0:6])
+    nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1, 0], data=parts[:, 0:6])

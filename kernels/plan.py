@@ -29,6 +29,7 @@ class BackwardPlan(nl.NKIObject):
         relu: "none", "mask" (supplied) or "recompute".
         residual: the residual is read, to recompute the mask.
         training: statistics are those of the batch.
+        folded: the mean of x enters dx through a constant (for 16-bit x); else it is subtracted from x first.
         need_dx, need_dgamma, need_dbeta, need_dresidual: the outputs that are made.
         buffers: the one list of what is allocated in SBUF.
         sbuf_bytes: total of that list per partition.
@@ -42,6 +43,7 @@ class BackwardPlan(nl.NKIObject):
     relu: str
     residual: bool
     training: bool
+    folded: bool
     need_dx: bool
     need_dgamma: bool
     need_dbeta: bool

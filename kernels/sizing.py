@@ -172,6 +172,7 @@ def staged_plan(
         relu,
         residual,
         training,
+        dtype != nl.float32,
         need[0],
         need[1],
         need[2],

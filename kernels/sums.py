@@ -4,20 +4,21 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import column
 from nki_bn.kernels.sizing import PARTIAL_COLUMNS, ceil_div
 
 
 def partial_at(partials: nl.NkiTensor, chunk: int) -> nl.NkiTensor:
     """Where the partial of chunk number ``chunk`` goes."""
-    return column(partials, chunk % PARTIAL_COLUMNS)
+    at = chunk % PARTIAL_COLUMNS
+    return partials[:, at : at + 1]
 
 
 def close_group(partials: nl.NkiTensor, totals: nl.NkiTensor, chunk: int, last: bool) -> None:
     """After chunk number ``chunk``: add a group of partials if it is full, or the ``last`` one."""
     count = chunk % PARTIAL_COLUMNS + 1
     if count == PARTIAL_COLUMNS or last:
-        add_columns(column(totals, chunk // PARTIAL_COLUMNS), partials[:, 0:count])
+        at = chunk // PARTIAL_COLUMNS
+        add_columns(totals[:, at : at + 1], partials[:, 0:count])
 
 
 def total_of(dst: nl.NkiTensor, totals: nl.NkiTensor, chunks: int) -> None:
