@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of options that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """``B,C,...`` as a shape of rank 2 to 5.
+
+    Raises:
+        ArgumentTypeError: it is none, or C is 0.
+    """
+    sizes = text.split(",")
+    if not 2 <= len(sizes) <= 5 or not all(size.isdecimal() for size in sizes) or int(sizes[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1")
+    return tuple(map(int, sizes))

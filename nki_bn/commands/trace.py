@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nki-bn trace``: model when every instruction of a kernel runs; report, Perfetto JSON and picture.
+
+Exit code 0: done. 2: wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nki_bn.commands import options
+from nki_bn.problem import DTYPES, BackwardProblem, ForwardProblem, Problem
+from nki_bn.simulator import RunOptions, Shaped, SimulationResult
+from nki_bn.simulator import run as simulate
+
+if TYPE_CHECKING:
+    from nki_bn.simulator.timing import Timeline
+
+# The one target with timing parameters.
+TARGET = "trn2"
+_PROBLEMS: dict[str, type[ForwardProblem] | type[BackwardProblem]] = {"bwd": BackwardProblem, "fwd": ForwardProblem}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("--op", choices=list(_PROBLEMS), required=True, help="bwd: the backward; fwd: the forward")
+    parser.add_argument("--shape", type=options.shape, required=True, help="B,C,... of x, rank 2 to 5")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="of x (float32)")
+    parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
+    relu = "a ReLU, its mask stored or recomputed"
+    parser.add_argument("--fuse-relu", choices=["mask", "recompute"], default="none", help=relu)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the timeline")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Model and print; the exit code."""
+    from nki_bn.bench.roofline import minimum_bytes
+    from nki_bn.simulator.timing import model, report
+
+    try:
+        problem = _PROBLEMS[args.op](args.shape, args.dtype, relu=args.fuse_relu, lnc=args.lnc, target=TARGET)
+        if problem.count == 0:
+            raise ValueError(f"--shape {list(args.shape)} has no elements")
+    except (TypeError, ValueError) as error:
+        args.error(str(error))
+    result = _dry_run(problem)
+    timeline = model(result.trace, problem.target)
+    title = f"{args.op} {list(problem.shape)} {problem.dtype}, relu {problem.relu}, lnc {problem.lnc}"
+    print(f"{title}\n{report(timeline, minimum_bytes(problem))}\n\n{_memory(result)}")
+    _write_files(args, timeline, title)
+    return 0
+
+
+def _dry_run(problem: Problem) -> SimulationResult:
+    """The kernel on shapes alone."""
+    from nki_bn import planner
+    from nki_bn.bench.launches import launch_of
+
+    launch = launch_of(problem, planner.plan(problem), Shaped)
+    return simulate(launch.kernel, launch.arguments, {}, launch.lnc, RunOptions(target=problem.target, dry=True))
+
+
+def _memory(result: SimulationResult) -> str:
+    levels = zip(("SBUF", "PSUM"), (result.sbuf_high_water, result.psum_high_water), strict=True)
+    return "most bytes per partition in use: " + ", ".join(f"{name} {max(level)}" for name, level in levels)
+
+
+def _write_files(args: argparse.Namespace, timeline: Timeline, title: str) -> None:
+    from nki_bn.simulator.timing import perfetto_json, picture
+
+    if args.output is not None:
+        args.output.write_text(perfetto_json(timeline), encoding="utf-8")
+    if args.picture is not None:
+        args.picture.write_text(picture(timeline, title), encoding="utf-8")
