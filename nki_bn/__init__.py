@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 from nki_bn.simulator import install
 
 if TYPE_CHECKING:
-    from nki_bn.ops import batch_norm_bwd
+    from nki_bn.ops import BatchNormForward, batch_norm_bwd, batch_norm_fwd
+    from nki_bn.planner import plan
+    from nki_bn.problem import BackwardProblem, ForwardProblem
 
 __version__ = "0.1.0"
-__all__ = ["batch_norm_bwd"]
+__all__ = ["BackwardProblem", "BatchNormForward", "ForwardProblem", "batch_norm_bwd", "batch_norm_fwd", "plan"]
+_ELSEWHERE = {
+    "BackwardProblem": "nki_bn.problem",
+    "ForwardProblem": "nki_bn.problem",
+    "plan": "nki_bn.planner",
+}
 
 # Kernels import `nki`, so this comes before any of them.
 installation = install()
@@ -19,5 +26,5 @@ installation = install()
 def __getattr__(name: str) -> Any:
     # Found at first use: the linter and the doctor have to work while a kernel does not even import.
     if name in __all__:
-        return getattr(importlib.import_module("nki_bn.ops"), name)
+        return getattr(importlib.import_module(_ELSEWHERE.get(name, "nki_bn.ops")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,6 +59,12 @@ def compare(output: str, got: Array, want: Float64, allowance: Allowance) -> Com
     )
 
 
+def compare_mask(output: str, got: Array, want: Array, undecided: Array) -> Comparison:
+    """Compare a mask of 0 and 1 with that of the reference, where that is decided; one wrong element is too many."""
+    wrong = float(np.any((got != want) & ~undecided))
+    return Comparison(output, wrong, 0.5, 2 * wrong, None, int(undecided.sum()))
+
+
 def _errors(got: Array, want: Float64, bound: Float64) -> Float64:
     wide = got.astype(np.float64)
     largest = float(ml_dtypes.finfo(got.dtype).max)  # type: ignore[no-untyped-call]

@@ -13,22 +13,40 @@ from typing import TYPE_CHECKING, Any
 import nki
 
 from nki_bn import installation
-from nki_bn.problem import Array, Problem
+from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
 if TYPE_CHECKING:
-    from nki_bn.kernels.plan import BackwardPlan
+    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
 
 _DEFAULT_OPTIONS = RunOptions()
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
 
 
 @dataclass(frozen=True)
+class ForwardInputs:
+    """The arguments of the forward kernel, in its layout.
+
+    ``x`` and ``residual`` (or None) [B, C, D, H, W]; ``gamma``, ``beta`` [C, 1] and the running statistics [C] (both or
+    neither) float32. With frozen statistics the running ones are those.
+    """
+
+    x: Array
+    gamma: Array
+    beta: Array
+    running_mean: Array | None
+    running_var: Array | None
+    residual: Array | None
+    momentum: float
+    eps: float
+
+
+@dataclass(frozen=True)
 class BackwardInputs:
     """The arguments of the backward kernel, in its layout.
 
-    ``dy``, ``x`` [B, C, D, H, W]; ``mean``, ``var`` [C] and ``gamma``, ``beta`` [C, 1] float32; ``relu_mask`` like x,
-    uint8, or None.
+    ``dy``, ``x`` and ``residual`` (or None) [B, C, D, H, W]; ``mean``, ``var`` [C] and ``gamma``, ``beta`` [C, 1]
+    float32; ``relu_mask`` like x, uint8, or None.
     """
 
     dy: Array
@@ -39,18 +57,33 @@ class BackwardInputs:
     beta: Array
     eps: float
     relu_mask: Array | None
+    residual: Array | None
 
 
-def run_backward(inputs: BackwardInputs, problem: Problem, plan: BackwardPlan) -> tuple[Array | None, ...]:
-    """(dx [B, C, D, H, W], dgamma [C, 1], dbeta [C, 1]); None for what the plan does not need."""
+def run_forward(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan) -> tuple[Any, ...]:
+    """(y [B, C, D, H, W], mean, var, running_mean, running_var [C], relu_mask like y); None for what is not made."""
     # Imported here, so that the doctor can say which nki is in use even where a kernel does not import.
+    from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd
+
+    running, absent = (inputs.running_mean, inputs.running_var), (None, None)
+    statistics = (*absent, *running) if problem.training else (*running, *absent)
+    numbers = (inputs.momentum, inputs.eps, problem.relu != "none")
+    arguments = (inputs.x, inputs.gamma, inputs.beta, *statistics, inputs.residual, *numbers, plan)
+    outputs: tuple[Any, ...] = _launch(batch_norm_fwd, arguments, problem, plan.sbuf_bytes)
+    return outputs
+
+
+def run_backward(inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan) -> tuple[Array | None, ...]:
+    """(dx [B, C, D, H, W], dgamma [C, 1], dbeta [C, 1]), and dresidual like dx if the plan needs it.
+
+    None for any other output that the plan does not need.
+    """
     from nki_bn.kernels.batch_norm_bwd import batch_norm_bwd
 
     columns = (inputs.mean, inputs.var, inputs.gamma, inputs.beta)
     relu = (problem.relu != "none", inputs.relu_mask)
-    outputs: tuple[Array | None, ...] = _launch(
-        batch_norm_bwd, (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan), problem, plan.sbuf_bytes
-    )
+    arguments = (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan, inputs.residual)
+    outputs: tuple[Array | None, ...] = _launch(batch_norm_bwd, arguments, problem, plan.sbuf_bytes)
     return outputs
 
 

@@ -4,32 +4,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nki_bn import execute
-from nki_bn.execute import BackwardInputs
-from nki_bn.kernels.plan import BackwardPlan
-from nki_bn.planner import plan_backward
-from nki_bn.problem import (
-    DTYPES,
-    OUTPUTS,
-    Array,
-    BackwardCase,
-    Problem,
-    dtype_name,
-    needed_outputs,
-    require_eps,
-    require_flag,
-    require_like,
-    require_mask,
-    require_statistics,
-    resolve_lnc,
-)
+from nki_bn.execute import ForwardInputs
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.planner import plan_backward, plan_forward
+from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem
+from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
 
-Gradients = tuple[Array | None, Array | None, Array | None]
+
+class BatchNormForward(NamedTuple):
+    """What ``batch_norm_fwd`` returns, all of it in new arrays.
+
+    Attributes:
+        y: like x.
+        mean, var: [C] float32, what x was normalised with: those of the batch (var biased) in training, the running
+            ones in eval. They are what ``batch_norm_bwd`` takes.
+        running_mean, running_var: [C] float32, the running statistics after this batch: moved in training, as given in
+            eval, None where none were given.
+        relu_mask: uint8 like x, 1 where the fused ReLU let the value pass; None without one or if it is not saved.
+    """
+
+    y: Array
+    mean: Array
+    var: Array
+    running_mean: Array | None
+    running_var: Array | None
+    relu_mask: Array | None
+
+
+def batch_norm_fwd(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    training: bool = True,
+    fuse_relu: bool = False,
+    residual: Array | None = None,
+    *,
+    num_batches_tracked: int | None = None,
+    save_relu_mask: bool = True,
+    lnc: int | None = None,
+    target: str = "trn2",
+    plan: ForwardPlan | None = None,
+) -> BatchNormForward:
+    """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
+
+    Args:
+        x: [B, C, ...] of rank 2 to 5, float32, float16 or ml_dtypes.bfloat16.
+        gamma, beta: [C] float32, or None for 1 and 0.
+        running_mean, running_var: [C] float32; both or neither in training, both in eval, where they are what x is
+            normalised with. running_var is that of unbiased variances.
+        momentum: weight of this batch in the running statistics, any finite number; None takes the plain average over
+            all batches and needs ``num_batches_tracked``.
+        eps: added to the variance; above 0 in training, from 0 up in eval.
+        training: normalise with the statistics of the batch (True) or with the running ones (False).
+        fuse_relu: end in a ReLU; NaN stays NaN.
+        residual: like x; added before the ReLU.
+        num_batches_tracked: how many batches the running statistics have seen, without this one.
+        save_relu_mask: return the mask of the ReLU. It is that of the values before they are rounded to the dtype of y.
+        lnc: physical cores to use; None is NEURON_LOGICAL_NC_CONFIG, else as many as the target's logical core has.
+        target: "trn1", "trn2", "trn3" or an alias.
+        plan: how to do it, from ``plan``; None lets the planner choose.
+
+    Returns:
+        A BatchNormForward. An empty batch, as in torch, gives an empty y and leaves the running statistics as they are;
+        its own mean and variance are given as 0.
+
+    Raises:
+        TypeError: an argument is of the wrong type or dtype.
+        ValueError: an argument has a wrong value or shape; in training there is only one value per channel.
+    """
+    statistics = (running_mean, running_var, momentum, eps, training)
+    case = ForwardCase(x, gamma, beta, *statistics, fuse_relu, residual, num_batches_tracked, save_relu_mask)
+    return run_forward(prepare_forward(case, lnc, target), plan)
 
 
 def batch_norm_bwd(
@@ -51,7 +105,7 @@ def batch_norm_bwd(
     lnc: int | None = None,
     target: str = "trn2",
     plan: BackwardPlan | None = None,
-) -> Gradients:
+) -> tuple[Array | None, ...]:
     """Gradients of batch norm. No input is written to, and none has to be contiguous.
 
     Args:
@@ -62,137 +116,77 @@ def batch_norm_bwd(
             only when a mask is recomputed.
         eps: that of the forward; above 0 in training, from 0 up in eval.
         fuse_relu: the forward ended in a ReLU.
-        relu_mask: uint8 0 or 1, like x: where that ReLU let the value pass. Without it the mask is recomputed from x.
-            Checked whenever given, ignored when fuse_relu is False.
-        residual, residual_grad: not built yet.
+        relu_mask: uint8 0 or 1, like x: where that ReLU let the value pass. Without it the mask is recomputed from x,
+            and from the residual if the forward added one. Checked whenever given, ignored when fuse_relu is False.
+        residual: like x, what the forward added before the ReLU. Checked whenever given, read only when the mask is
+            recomputed: a layer with a residual and a fused ReLU has to give this or the mask.
         training: the statistics are those of the batch (True) or running ones (False).
         need: the outputs to compute, of "dx", "dgamma" and "dbeta".
+        residual_grad: return the gradient of the residual as well.
         precision: "high"; "fast" is not built yet.
         lnc: physical cores to use; None is NEURON_LOGICAL_NC_CONFIG, else as many as the target's logical core has.
         target: "trn1", "trn2", "trn3" or an alias.
-        plan: how to do it, from ``plan_backward``; None lets the planner choose.
+        plan: how to do it, from ``plan``; None lets the planner choose.
 
     Returns:
-        (dx, dgamma, dbeta): dx like dy, dgamma and dbeta [C] float32. An output that is not needed is None. An empty
-        batch gives an empty dx and zero sums.
+        (dx, dgamma, dbeta), with residual_grad (dx, dgamma, dbeta, dresidual): dx and dresidual like dy, dgamma and
+        dbeta [C] float32. dresidual is dy where the ReLU let the value pass and 0 elsewhere; without a ReLU it is dy.
+        An output that is not needed is None. An empty batch gives an empty dx and zero sums.
 
     Raises:
         TypeError: an argument is of the wrong type or dtype.
         ValueError: an argument has a wrong value or shape.
-        NotImplementedError: residual, residual_grad or precision="fast" is asked for.
+        NotImplementedError: precision="fast" is asked for.
     """
-    _refuse_residual(residual, residual_grad)
-    case = BackwardCase(dy, x, mean, var, gamma, beta, eps, fuse_relu, relu_mask, training)
-    request = prepare(case, need, precision, lnc, target)
-    return run(request, plan)
+    case = BackwardCase(dy, x, mean, var, gamma, beta, eps, fuse_relu, relu_mask, training, residual)
+    return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-@dataclass(frozen=True)
-class BackwardRequest:
-    """A checked backward: the problem, and the arguments of the kernel."""
-
-    problem: Problem
-    inputs: BackwardInputs
-
-
-def prepare(
-    case: BackwardCase,
-    need: Iterable[str] = OUTPUTS,
-    precision: str = "high",
-    lnc: int | None = None,
-    target: str = "trn2",
-) -> BackwardRequest:
-    """Check the arguments of ``batch_norm_bwd``, raising as there, and bring them into the kernel's layout."""
-    training = require_flag("training", case.training)
-    problem = Problem(
-        dtype=dtype_name("x", case.x),
-        shape=case.x.shape,
-        training=training,
-        relu=case.relu if require_flag("fuse_relu", case.fuse_relu) else "none",
-        need=_existing(needed_outputs(need), case),
-        precision=precision,
-        lnc=resolve_lnc(lnc, target),
-        target=target,
-    )
-    require_statistics(case.mean, case.var, problem.channels)
-    inputs = BackwardInputs(
-        dy=_like_x("dy", case.dy, DTYPES[problem.dtype], problem),
-        x=_as_layout(case.x, problem),
-        mean=np.ascontiguousarray(case.mean),
-        var=np.ascontiguousarray(case.var),
-        gamma=_parameter("gamma", case.gamma, 1, problem),
-        beta=_parameter("beta", case.beta, 0, problem),
-        eps=require_eps(case.eps, training),
-        relu_mask=_mask(case.relu_mask, problem),
-    )
-    return BackwardRequest(problem, inputs)
-
-
-def run(request: BackwardRequest, plan: BackwardPlan | None = None) -> Gradients:
-    """The outputs of a checked backward, in the caller's shapes."""
+def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> BatchNormForward:
+    """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
-    plan = _check_plan(plan, problem)
-    if problem.need and problem.count:
-        dx, dgamma, dbeta = execute.run_backward(inputs, problem, plan or plan_backward(problem))
+    asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
+    _check_plan(plan, ForwardPlan, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    if problem.count:
+        y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:
-        zeros = np.zeros(problem.channels, np.float32)
-        dx, dgamma, dbeta = np.zeros_like(inputs.dy), zeros, zeros.copy()
-    sums = (problem.channels,)
-    return (
-        dx.reshape(problem.shape) if dx is not None and "dx" in problem.need else None,
-        dgamma.reshape(sums) if dgamma is not None and "dgamma" in problem.need else None,
-        dbeta.reshape(sums) if dbeta is not None and "dbeta" in problem.need else None,
+        y, *statistics, mask = _empty_forward(inputs, problem)
+    if not problem.training:
+        statistics = [np.array(values) for values in (inputs.running_mean, inputs.running_var) * 2]
+    y, mask = (None if array is None else array.reshape(problem.shape) for array in (y, mask))
+    return BatchNormForward._make((y, *statistics, mask))
+
+
+def run_backward(request: BackwardRequest, plan: BackwardPlan | None = None) -> tuple[Array | None, ...]:
+    """The outputs of a checked backward, in the caller's shapes; the fourth only if it is needed."""
+    problem, inputs = request.problem, request.inputs
+    asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
+    _check_plan(plan, BackwardPlan, asked | {f"need_{name}": name in problem.need for name in GRADIENTS})
+    outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
+    if problem.need and problem.count:
+        outputs = execute.run_backward(inputs, problem, plan or plan_backward(problem))
+    names = GRADIENTS if "dresidual" in problem.need else OUTPUTS
+    shapes = (problem.shape, (problem.channels,), (problem.channels,), problem.shape)
+    return tuple(
+        None if output is None or name not in problem.need else output.reshape(shape)
+        for name, output, shape in zip(names, outputs, shapes, strict=False)
     )
 
 
-def _existing(need: tuple[str, ...], case: BackwardCase) -> tuple[str, ...]:
-    """``need`` without the gradients of parameters that the layer does not have."""
-    missing = {name for name, parameter in (("dgamma", case.gamma), ("dbeta", case.beta)) if parameter is None}
-    return tuple(name for name in need if name not in missing)
+def _empty_forward(inputs: ForwardInputs, problem: ForwardProblem) -> tuple[Any, ...]:
+    """What the kernel returns, for a batch without values: it counts 0 in every average."""
+    mean, var = np.zeros((2, problem.channels), np.float32)
+    running = (None if values is None else values.copy() for values in (inputs.running_mean, inputs.running_var))
+    mask = np.zeros(problem.layout, np.uint8) if problem.relu == "mask" else None
+    return np.zeros_like(inputs.x), mean, var, *running, mask
 
 
-def _like_x(name: str, array: Array, dtype: np.dtype[Any], problem: Problem) -> Array:
-    require_like(name, array, dtype, problem.shape)
-    return _as_layout(array, problem)
-
-
-def _mask(relu_mask: Array | None, problem: Problem) -> Array | None:
-    """The mask for the kernel: checked whenever given, None unless it is used."""
-    if relu_mask is None:
-        return None
-    used = problem.relu == "mask"
-    require_mask(relu_mask, problem.shape, used)
-    return _as_layout(relu_mask, problem) if used else None
-
-
-def _parameter(name: str, values: Array | None, absent: float, problem: Problem) -> Array:
-    """gamma or beta as [C, 1] float32."""
-    if values is None:
-        return np.full((problem.channels, 1), absent, np.float32)
-    require_like(name, values, DTYPES["float32"], (problem.channels,))
-    return np.ascontiguousarray(values).reshape(-1, 1)
-
-
-def _as_layout(array: Array, problem: Problem) -> Array:
-    return np.ascontiguousarray(array).reshape(problem.layout)
-
-
-def _refuse_residual(residual: Array | None, residual_grad: bool) -> None:
-    if residual is not None:
-        raise NotImplementedError("residual is not built yet; accepted: None")
-    if require_flag("residual_grad", residual_grad):
-        raise NotImplementedError("residual_grad is not built yet; accepted: False")
-
-
-def _check_plan(plan: BackwardPlan | None, problem: Problem) -> BackwardPlan | None:
-    """``plan`` if it does what ``problem`` asks."""
+def _check_plan(plan: Any, kind: type, asked: dict[str, Any]) -> None:
+    """Refuse a ``plan`` (None passes) that does not do what is ``asked``."""
     if plan is None:
-        return None
-    if not isinstance(plan, BackwardPlan):
-        raise TypeError(f"plan must be a BackwardPlan or None, got {type(plan).__name__}")
-    asked = {"training": problem.training, "relu": problem.relu}
-    asked |= {f"need_{name}": name in problem.need for name in OUTPUTS}
+        return
+    if not isinstance(plan, kind):
+        raise TypeError(f"plan must be a {kind.__name__} or None, got {type(plan).__name__}")
     for field, value in asked.items():
         if getattr(plan, field) != value:
             raise ValueError(f"plan has {field}={getattr(plan, field)}; accepted for this call: {value}")
-    return plan

@@ -4,17 +4,60 @@
 from __future__ import annotations
 
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan
-from nki_bn.kernels.sizing import staged_plan
-from nki_bn.problem import OUTPUTS, Problem
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.kernels.sizing import staged_plan, two_read_plan
+from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
 
 
-def plan_backward(problem: Problem) -> BackwardPlan:
-    """The plan of a backward pass: strategy ``staged``, the widest tiles that fit into SBUF of the target."""
-    need = (*(name in problem.need for name in OUTPUTS), False)
-    shape = (problem.batch, problem.channels, problem.spatial)
-    budget = load_target(problem.target).sbuf_partition_bytes
-    plan: BackwardPlan = staged_plan(
-        shape, problem.dtype, problem.relu, problem.lnc, budget, training=problem.training, need=need
+def plan(problem: Problem) -> ForwardPlan | BackwardPlan:
+    """The plan of a forward or a backward pass.
+
+    Raises:
+        TypeError: the problem is neither a ForwardProblem nor a BackwardProblem.
+        ValueError: a size is 0, so that there is nothing to plan.
+    """
+    if isinstance(problem, ForwardProblem):
+        return plan_forward(problem)
+    if isinstance(problem, BackwardProblem):
+        return plan_backward(problem)
+    raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
+
+
+def plan_forward(problem: ForwardProblem) -> ForwardPlan:
+    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF of the target."""
+    chosen: ForwardPlan = two_read_plan(
+        _extents(problem),
+        problem.dtype,
+        problem.lnc,
+        _budget(problem),
+        training=problem.training,
+        need=(True, problem.relu == "mask"),
+        relu=problem.relu != "none",
+        residual=problem.residual,
     )
-    return plan
+    return chosen
+
+
+def plan_backward(problem: BackwardProblem) -> BackwardPlan:
+    """The plan of a backward pass: strategy ``staged``, the widest tiles that fit into SBUF of the target."""
+    chosen: BackwardPlan = staged_plan(
+        _extents(problem),
+        problem.dtype,
+        problem.relu,
+        problem.lnc,
+        _budget(problem),
+        residual=problem.residual,
+        training=problem.training,
+        need=tuple(name in problem.need for name in GRADIENTS),
+    )
+    return chosen
+
+
+def _extents(problem: Problem) -> tuple[int, int, int]:
+    if not problem.count:
+        raise ValueError(f"problem has shape {problem.shape}; accepted for a plan: sizes from 1 up")
+    return problem.batch, problem.channels, problem.spatial
+
+
+def _budget(problem: Problem) -> int:
+    return load_target(problem.target).sbuf_partition_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked: the checked arguments of a batch norm, as a frozen :class:`Problem`.
+"""What is asked: the checked arguments of a batch norm, as a frozen problem.
 
 Everything here raises ``TypeError`` for a wrong type or dtype and ``ValueError`` for a wrong value or shape, with the
 name of the argument, what was received and what is accepted.
@@ -28,23 +28,24 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 OUTPUTS = ("dx", "dgamma", "dbeta")
+GRADIENTS = (*OUTPUTS, "dresidual")
 RELU_MODES = ("none", "mask", "recompute")
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A backward pass to plan and run.
+    """What a forward and a backward to plan and run have in common.
 
     Args:
         shape: [B, C, ...], rank 2 to 5, C at least 1.
-        dtype: of dy, x and dx: float32, float16 or bfloat16.
+        dtype: of x and what is shaped like it: float32, float16 or bfloat16.
         training: batch statistics (True) or frozen ones (False).
-        relu: "none", "mask" (a stored mask is read) or "recompute" (the mask is recomputed from x).
-        need: the outputs to compute, a part of ``OUTPUTS`` in that order.
+        relu: "none", "mask" (the forward stores a mask, the backward reads it) or "recompute" (the forward stores none,
+            the backward makes it from x again).
+        residual: the kernel reads a residual.
         lnc: physical cores that share the work.
         target: trn1, trn2, trn3 or an alias; canonical afterwards.
-        precision: "high".
 
     Raises:
         TypeError, ValueError: see the head of the module.
@@ -54,18 +55,15 @@ class Problem:
     dtype: str
     training: bool = True
     relu: str = "none"
-    need: tuple[str, ...] = OUTPUTS
+    residual: bool = False
     lnc: int = 2
     target: str = "trn2"
-    precision: str = "high"
 
     def __post_init__(self) -> None:
         _check_shape(self.shape)
         if self.dtype not in DTYPES:
             raise TypeError(f"dtype {self.dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
         _check_choice("relu", self.relu, RELU_MODES)
-        check_precision(self.precision)
-        object.__setattr__(self, "need", needed_outputs(self.need))
         object.__setattr__(self, "target", load_target(self.target).name)
         object.__setattr__(self, "lnc", resolve_lnc(self.lnc, self.target))
 
@@ -103,6 +101,54 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class ForwardProblem(Problem):
+    """A forward pass to plan and run; a residual is read wherever there is one."""
+
+
+@dataclass(frozen=True)
+class BackwardProblem(Problem):
+    """A backward pass to plan and run; a residual is read only where a mask is recomputed.
+
+    Args:
+        need: the outputs to compute, a part of ``GRADIENTS`` in that order.
+        precision: "high".
+    """
+
+    need: tuple[str, ...] = OUTPUTS
+    precision: str = "high"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_precision(self.precision)
+        if self.residual and self.relu != "recompute":
+            raise ValueError(f"residual is True with relu {self.relu!r}; accepted: True with relu 'recompute', False")
+        object.__setattr__(self, "need", needed_outputs(self.need, GRADIENTS))
+
+
+@dataclass(frozen=True)
+class ForwardCase:
+    """The arguments of ``batch_norm_fwd`` that say what is to be computed, under their names there; not checked."""
+
+    x: Array
+    gamma: Array | None
+    beta: Array | None
+    running_mean: Array | None = None
+    running_var: Array | None = None
+    momentum: float | None = 0.1
+    eps: float = 1e-5
+    training: bool = True
+    fuse_relu: bool = False
+    residual: Array | None = None
+    num_batches_tracked: int | None = None
+    save_relu_mask: bool = True
+
+    @property
+    def relu(self) -> str:
+        """One of ``RELU_MODES``."""
+        return "none" if not self.fuse_relu else "mask" if self.save_relu_mask else "recompute"
+
+
+@dataclass(frozen=True)
 class BackwardCase:
     """The arguments of ``batch_norm_bwd`` that say what is to be computed, under their names there; not checked."""
 
@@ -116,6 +162,7 @@ class BackwardCase:
     fuse_relu: bool = False
     relu_mask: Array | None = None
     training: bool = True
+    residual: Array | None = None
 
     @property
     def relu(self) -> str:
@@ -123,15 +170,16 @@ class BackwardCase:
         return "none" if not self.fuse_relu else "recompute" if self.relu_mask is None else "mask"
 
 
-def needed_outputs(need: Iterable[str]) -> tuple[str, ...]:
-    """``need`` as a tuple in the order of ``OUTPUTS``, each name once."""
+def needed_outputs(need: Iterable[str], accepted: Sequence[str] = OUTPUTS) -> tuple[str, ...]:
+    """``need`` as a tuple in the order of ``accepted``, each name once."""
+    names = ", ".join(accepted)
     if isinstance(need, str) or not isinstance(need, Iterable):
-        raise TypeError(f"need must be an iterable of output names, got {need!r}; accepted names: {', '.join(OUTPUTS)}")
-    names = tuple(need)
-    for name in names:
-        if name not in OUTPUTS:
-            raise ValueError(f"need has {name!r}; accepted names: {', '.join(OUTPUTS)}")
-    return tuple(name for name in OUTPUTS if name in names)
+        raise TypeError(f"need must be an iterable of output names, got {need!r}; accepted names: {names}")
+    asked = tuple(need)
+    for name in asked:
+        if name not in accepted:
+            raise ValueError(f"need has {name!r}; accepted names: {names}")
+    return tuple(name for name in accepted if name in asked)
 
 
 def resolve_lnc(lnc: int | None, target: str) -> int:
@@ -175,12 +223,15 @@ def require_like(name: str, array: Array, dtype: np.dtype[Any], shape: Sequence[
         raise ValueError(f"{name} has shape {array.shape}; accepted: {tuple(shape)}")
 
 
-def require_statistics(mean: Array, var: Array, channels: int) -> None:
-    """Refuse statistics that are not float32 of length C, and a negative variance (NaN passes)."""
-    for name, values in (("mean", mean), ("var", var)):
-        require_like(name, values, DTYPES["float32"], (channels,))
-    if np.any(var < 0):
-        raise ValueError(f"var has {float(np.nanmin(var))}; accepted: values from 0 up")
+def require_column(name: str, values: Array, channels: int) -> None:
+    """Refuse anything but [C] float32."""
+    require_like(name, values, DTYPES["float32"], (channels,))
+
+
+def require_variance(name: str, values: Array) -> None:
+    """Refuse a variance below 0 (NaN passes)."""
+    if np.any(values < 0):
+        raise ValueError(f"{name} has {float(np.nanmin(values))}; accepted: values from 0 up")
 
 
 def require_mask(relu_mask: Array, shape: Sequence[int], used: bool) -> None:
@@ -199,13 +250,38 @@ def require_flag(name: str, value: object) -> bool:
 
 def require_eps(eps: float, training: bool) -> float:
     """``eps`` as a float: finite, above 0 in training, from 0 up with frozen statistics."""
-    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
-        raise TypeError(f"eps must be a real number, got {type(eps).__name__}")
-    value = float(eps)
+    value = _require_real("eps", eps)
     if not math.isfinite(value) or value < 0 or (training and value == 0):
         accepted = "finite values above 0" if training else "finite values from 0 up"
         raise ValueError(f"eps is {value}; accepted {'in training' if training else 'in eval'}: {accepted}")
     return value
+
+
+def averaging_factor(momentum: float | None, num_batches_tracked: int | None, used: bool) -> float:
+    """The weight of this batch in the running statistics: ``momentum``, or for None that of a plain average.
+
+    None has to come with the number of batches before this one, where the weight is ``used``.
+    """
+    batches = num_batches_tracked
+    if batches is not None:
+        if isinstance(batches, bool) or not isinstance(batches, numbers.Integral):
+            raise TypeError(f"num_batches_tracked must be an int or None, got {type(batches).__name__}")
+        if batches < 0:
+            raise ValueError(f"num_batches_tracked is {batches}; accepted: integers from 0 up")
+    if momentum is None:
+        if batches is None and used:
+            raise ValueError("num_batches_tracked is None; accepted with momentum=None: the number of batches before")
+        return 1.0 / (int(batches or 0) + 1)
+    value = _require_real("momentum", momentum)
+    if not math.isfinite(value):
+        raise ValueError(f"momentum is {value}; accepted: finite values and None")
+    return value
+
+
+def _require_real(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
+    return float(value)
 
 
 def check_precision(precision: str) -> None:

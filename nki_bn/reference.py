@@ -19,15 +19,6 @@ Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ForwardReference:
-    """``y`` [B, C, ...] and the ``mean`` and biased ``var`` [C] it was made with, float64."""
-
-    y: Float64
-    mean: Float64
-    var: Float64
-
-
-@dataclass(frozen=True)
 class Result:
     """A result and the scale of its terms, both float64 and of one shape."""
 
@@ -36,8 +27,21 @@ class Result:
 
 
 @dataclass(frozen=True)
+class ForwardReference:
+    """``y`` [B, C, ...] and the ``mean`` and biased ``var`` [C] it was made with, float64.
+
+    ``z`` is the value before the ReLU, with its scale: y itself if there is none.
+    """
+
+    y: Float64
+    mean: Float64
+    var: Float64
+    z: Result
+
+
+@dataclass(frozen=True)
 class BackwardReference:
-    """``dx`` [B, C, ...], ``dgamma`` and ``dbeta`` [C], each with its scale.
+    """``dx`` and ``dresidual`` [B, C, ...], ``dgamma`` and ``dbeta`` [C], each with its scale.
 
     ``normalised`` is (x - mean)*rstd [B, C, ...] and ``factor`` gamma*rstd, shaped to broadcast over x: what an error
     of a sum is multiplied by on its way into dx.
@@ -46,15 +50,36 @@ class BackwardReference:
     dx: Result
     dgamma: Result
     dbeta: Result
+    dresidual: Result
     normalised: Float64
     factor: Float64
 
 
 def statistics(x: Array) -> tuple[Float64, Float64]:
-    """Mean and biased variance [C] of ``x`` [B, C, ...]."""
+    """Mean and biased variance [C] of ``x`` [B, C, ...]; 0 where there are no values."""
     wide = x.astype(np.float64)
-    axes = _sum_axes(x)
-    return wide.mean(axes), wide.var(axes)
+    axes = sum_axes(x)
+    if not x.size:
+        return np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    with np.errstate(all="ignore"):
+        return wide.mean(axes), wide.var(axes)
+
+
+def spread(x: Array) -> Float64:
+    """Largest minus smallest value [C] of ``x`` [B, C, ...]; 0 where there are no values."""
+    wide = x.astype(np.float64)
+    if not x.size:
+        return np.zeros(x.shape[1])
+    with np.errstate(all="ignore"):
+        distance: Float64 = wide.max(sum_axes(x)) - wide.min(sum_axes(x))
+    return distance
+
+
+def running(old: Array, batch: Array, momentum: float) -> Result:
+    """(1 - momentum)*old + momentum*batch, for running and batch statistics [C]; the variance enters as unbiased."""
+    with np.errstate(all="ignore"):
+        kept, added = (1 - momentum) * old.astype(np.float64), momentum * batch.astype(np.float64)
+        return Result(kept + added, np.abs(kept) + np.abs(added))
 
 
 def column(values: Array, x: Array) -> Float64:
@@ -63,23 +88,42 @@ def column(values: Array, x: Array) -> Float64:
 
 
 def pre_activation(
-    x: Array, mean: Array, var: Array, gamma: Array | None, beta: Array | None, eps: float = 1e-5
+    x: Array,
+    mean: Array,
+    var: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float = 1e-5,
+    residual: Array | None = None,
 ) -> Result:
-    """gamma*(x - mean)*rstd + beta, the value whose sign a fused ReLU looks at, for ``x`` [B, C, ...]."""
+    """gamma*(x - mean)*rstd + beta + residual, the value whose sign a fused ReLU looks at, for ``x`` [B, C, ...]."""
     with np.errstate(all="ignore"):
         normalised = _normalise(x, mean, var, eps) * column(_or_constant(gamma, x, 1), x)
         shift = column(_or_constant(beta, x, 0), x)
-        return Result(normalised + shift, np.abs(normalised) + np.abs(shift))
+        added = np.float64(0) if residual is None else residual.astype(np.float64)
+        return Result(normalised + shift + added, np.abs(normalised) + np.abs(shift) + np.abs(added))
 
 
 def batch_norm_fwd(
-    x: Array, gamma: Array | None, beta: Array | None, eps: float = 1e-5, fuse_relu: bool = False
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float = 1e-5,
+    fuse_relu: bool = False,
+    residual: Array | None = None,
+    given: tuple[Array, Array] | None = None,
 ) -> ForwardReference:
-    """Training forward of ``x`` [B, C, ...] with ``gamma`` and ``beta`` [C] (None: 1 and 0)."""
-    mean, var = statistics(x)
-    y = pre_activation(x, mean, var, gamma, beta, eps).value
+    """Batch norm of ``x`` [B, C, ...], then the residual, then the ReLU.
+
+    Args:
+        gamma, beta: [C], or None for 1 and 0.
+        residual: like x.
+        given: mean and variance [C] to normalise with; None takes those of x.
+    """
+    mean, var = statistics(x) if given is None else (values.astype(np.float64) for values in given)
+    z = pre_activation(x, mean, var, gamma, beta, eps, residual)
     # np.maximum keeps NaN, as a ReLU has to.
-    return ForwardReference(np.maximum(y, 0) if fuse_relu else y, mean, var)
+    return ForwardReference(np.maximum(z.value, 0) if fuse_relu else z.value, mean, var, z)
 
 
 def batch_norm_bwd(
@@ -115,7 +159,7 @@ def batch_norm_bwd(
             value = gradient - column(dbeta.value / count, x) - normalised * column(dgamma.value / count, x)
             scale = scale + column(dbeta.scale / count, x) + np.abs(normalised) * column(dgamma.scale / count, x)
         dx = Result(factor * value, np.abs(factor) * scale)
-        return BackwardReference(dx, dgamma, dbeta, normalised, factor)
+        return BackwardReference(dx, dgamma, dbeta, Result(gradient, np.abs(gradient)), normalised, factor)
 
 
 def _normalise(x: Array, mean: Array, var: Array, eps: float) -> Float64:
@@ -130,7 +174,7 @@ def _rstd(var: Array, eps: float) -> Float64:
 
 def channel_sum(terms: Float64) -> Float64:
     """The sum [C] of ``terms`` [B, C, ...]."""
-    total: Float64 = terms.sum(_sum_axes(terms))
+    total: Float64 = terms.sum(sum_axes(terms))
     return total
 
 
@@ -138,7 +182,8 @@ def _sum(terms: Float64) -> Result:
     return Result(channel_sum(terms), channel_sum(np.abs(terms)))
 
 
-def _sum_axes(x: Array) -> tuple[int, ...]:
+def sum_axes(x: Array) -> tuple[int, ...]:
+    """All axes of ``x`` [B, C, ...] but that of the channels."""
     return (0, *range(2, x.ndim))
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nki_bn import reference
-from nki_bn.problem import Array, BackwardCase
-from nki_bn.reference import BackwardReference, Float64, Result
+from nki_bn.problem import Array, BackwardCase, ForwardCase
+from nki_bn.reference import BackwardReference, Float64, ForwardReference, Result
 
 # Half a unit in the last place of float32, the format of all arithmetic.
 FLOAT32 = 2.0**-24
@@ -29,6 +29,10 @@ LOW = {"float32": 2.0**-15, "float16": 2.0**-8, "bfloat16": 2.0**-8}
 COLUMNS = 16 * FLOAT32
 # Half a unit of bfloat16, in which the staged strategy keeps dy' between its phases (exact where dy is bfloat16).
 STAGING = {"float32": 2.0**-8, "float16": 2.0**-8, "bfloat16": 0.0}
+# A mean of merged means: of pieces, of groups of pieces, of bands of partitions, of cores; each is rounded.
+MERGES = 4 * FLOAT32
+# (1 - momentum)*old + momentum*batch: two factors, two products, a sum.
+RUNNING = 4 * FLOAT32
 # What may be flushed to zero: the smallest normal number of float32.
 UNDERFLOW = 2.0**-126
 
@@ -76,13 +80,40 @@ class Allowance:
     excluded: npt.NDArray[np.bool_]
 
 
+def everywhere(error: Float64) -> Allowance:
+    """This error for all elements, none of them left out."""
+    return Allowance(error + UNDERFLOW, np.zeros(error.shape, np.bool_))
+
+
+def statistics(x: Array, mean: Float64, var: Float64, arithmetic: Arithmetic) -> dict[str, Allowance]:
+    """The allowances of the statistics ``mean`` and ``var`` [C] of ``x``."""
+    with np.errstate(all="ignore"):
+        spread = reference.spread(x)
+        sums = SUMS[arithmetic.accumulate]
+        moved = MERGES * (np.abs(mean) + spread)
+        of_mean = MERGES * np.abs(mean) + sums * spread
+        of_var = (sums + COLUMNS) * var + 2 * moved * np.sqrt(var) + moved**2
+    return {"mean": everywhere(of_mean), "var": everywhere(of_var)}
+
+
+def running(want: Result) -> Allowance:
+    """The allowance of a running statistic, given that of the batch."""
+    return everywhere(RUNNING * want.scale)
+
+
+def forward(case: ForwardCase, want: ForwardReference, arithmetic: Arithmetic) -> Float64:
+    """Bound on the error of the value before the ReLU, like x: that of y before its last rounding."""
+    low = low_part(want.mean, want.var, case.eps, arithmetic)
+    return pre_activation_error(want.z, case.gamma, low, arithmetic)
+
+
 def backward(
     case: BackwardCase, want: BackwardReference, arithmetic: Arithmetic, undecided: Array
 ) -> dict[str, Allowance]:
-    """The allowances of dx, dgamma and dbeta.
+    """The allowances of dx, dgamma, dbeta and dresidual.
 
-    ``undecided`` (like x) marks the elements whose recomputed mask may be 0 or 1: they are not judged in dx, and what
-    they could add to the sums is allowed there.
+    ``undecided`` (like x) marks the elements whose recomputed mask may be 0 or 1: they are not judged in dx and
+    dresidual, and what they could add to the sums is allowed there.
     """
     with np.errstate(all="ignore"):
         open_terms = np.where(undecided, np.abs(case.dy.astype(np.float64)), 0.0)
@@ -92,29 +123,37 @@ def backward(
             dx = _training_dx(case, want, arithmetic, (open_dbeta, open_dgamma))
         else:
             dx = arithmetic.frozen * want.dx.scale
-        dgamma_scale = want.dgamma.scale + _low_part(case, arithmetic) * want.dbeta.scale
-    all_judged = np.zeros(case.x.shape[1], np.bool_)
+        low = low_part(case.mean, case.var, case.eps, arithmetic)
+        dgamma_scale = want.dgamma.scale + low * want.dbeta.scale
     return {
         "dx": Allowance(dx + UNDERFLOW, undecided),
-        "dgamma": Allowance(arithmetic.sums * dgamma_scale + open_dgamma + UNDERFLOW, all_judged),
-        "dbeta": Allowance(SUMS[arithmetic.accumulate] * want.dbeta.scale + open_dbeta + UNDERFLOW, all_judged),
+        "dgamma": everywhere(arithmetic.sums * dgamma_scale + open_dgamma),
+        "dbeta": everywhere(SUMS[arithmetic.accumulate] * want.dbeta.scale + open_dbeta),
+        "dresidual": Allowance(np.broadcast_to(UNDERFLOW, case.x.shape), undecided),
     }
 
 
 def near_kink(case: BackwardCase, z: Result, arithmetic: Arithmetic) -> Array:
     """Where the sign of the recomputed pre-activation ``z`` is within its rounding bound, so that either is right."""
-    gamma = np.ones(1) if case.gamma is None else np.abs(case.gamma)
-    scale = z.scale + reference.column(gamma * _low_part(case, arithmetic), case.x)
-    bound: Array = np.abs(z.value) < arithmetic.frozen * scale
-    return bound
+    low = low_part(case.mean, case.var, case.eps, arithmetic)
+    near: Array = np.abs(z.value) < pre_activation_error(z, case.gamma, low, arithmetic)
+    return near
+
+
+def pre_activation_error(z: Result, gamma: Array | None, low: Float64, arithmetic: Arithmetic) -> Float64:
+    """Bound on the error of ``z`` as a kernel computes it; ``low`` [C] is what the low part of the mean adds."""
+    with np.errstate(all="ignore"):
+        low = low if gamma is None else np.abs(gamma) * low
+        error: Float64 = arithmetic.frozen * (z.scale + reference.column(low, z.value))
+    return error
 
 
 def _training_dx(
     case: BackwardCase, want: BackwardReference, arithmetic: Arithmetic, opened: tuple[Float64, Float64]
 ) -> Float64:
     """Error of dx with batch statistics; ``opened`` is what undecided elements may add to dbeta and dgamma."""
-    low = arithmetic.elements * _low_part(case, arithmetic)
-    folded = arithmetic.folded * _mean_part(case)
+    low = arithmetic.elements * low_part(case.mean, case.var, case.eps, arithmetic)
+    folded = arithmetic.folded * _mean_part(case.mean, case.var, case.eps)
     constant = opened[0] + low * want.dgamma.scale + folded * np.abs(want.dgamma.value)
     slope = opened[1] + low * want.dbeta.scale
     through_sums = reference.column(constant, case.x) + np.abs(want.normalised) * reference.column(slope, case.x)
@@ -124,15 +163,15 @@ def _training_dx(
     return error
 
 
-def _mean_part(case: BackwardCase) -> Float64:
+def _mean_part(mean: Array, var: Array, eps: float) -> Float64:
     """|mean|*rstd [C]."""
-    part: Float64 = np.abs(case.mean.astype(np.float64)) / np.sqrt(case.var.astype(np.float64) + case.eps)
+    part: Float64 = np.abs(mean.astype(np.float64)) / np.sqrt(var.astype(np.float64) + eps)
     return part
 
 
-def _low_part(case: BackwardCase, arithmetic: Arithmetic) -> Float64:
-    """Bound on |lo|*rstd [C]: lo is not subtracted from the elements, but comes in through per-channel columns."""
-    return LOW[arithmetic.dtype] * _mean_part(case)
+def low_part(mean: Array, var: Array, eps: float, arithmetic: Arithmetic) -> Float64:
+    """Bound [C] on what lo adds to the terms, in deviations: it stands in x - hi and, against that, in a column."""
+    return 2 * LOW[arithmetic.dtype] * _mean_part(mean, var, eps)
 
 
 def half_unit(values: Float64, dtype: np.dtype[Any]) -> Float64:
@@ -141,4 +180,3 @@ def half_unit(values: Float64, dtype: np.dtype[Any]) -> Float64:
     exponent = np.where(values == 0, limits.minexp, np.maximum(np.frexp(values)[1] - 1, limits.minexp))
     half: Float64 = np.ldexp(0.5, exponent - limits.nmant)
     return half
-

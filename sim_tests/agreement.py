@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the public function in the simulator and judging what it returns by the table of tolerances."""
+"""Running the public functions in the simulator and judging what they return by the table of tolerances."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import nki_bn
-from nki_bn import execute, ops, verify
-from nki_bn.planner import plan_backward
-from nki_bn.problem import Array, BackwardCase
+from nki_bn import BatchNormForward, execute, verify
+from nki_bn.comparison import Comparison
+from nki_bn.planner import plan_backward, plan_forward
+from nki_bn.problem import Array, BackwardCase, ForwardCase
+from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.simulator import RunOptions
 
 
@@ -22,9 +24,32 @@ def outputs_of(case: BackwardCase, numerics: str = "trn2", accumulate: str = "pa
 def assert_agrees(case: BackwardCase, numerics: str = "trn2", accumulate: str = "pairwise", **call: Any) -> list[Array]:
     """Assert that the outputs agree with the reference, and return them."""
     outputs = outputs_of(case, numerics, accumulate, **call)
-    problem = ops.prepare(case, **call).problem
+    problem = prepare_backward(case, **call).problem
     options = RunOptions(numerics=numerics, accumulate=accumulate)
     arithmetic = verify.arithmetic_of(problem, plan_backward(problem), options)
-    rows = verify.judge_backward(case, outputs, arithmetic)
-    assert rows and all(row.ok for row in rows), f"\n{verify.table(rows)}"
+    _assert_ok(verify.judge_backward(case, outputs, arithmetic))
     return outputs
+
+
+def forward_of(
+    case: ForwardCase, numerics: str = "trn2", accumulate: str = "pairwise", **call: Any
+) -> BatchNormForward:
+    """The results of a strict run; ``call`` are further arguments of ``batch_norm_fwd``."""
+    with execute.simulation(RunOptions(numerics=numerics, accumulate=accumulate)):
+        return nki_bn.batch_norm_fwd(**vars(case), **call)
+
+
+def assert_forward_agrees(
+    case: ForwardCase, numerics: str = "trn2", accumulate: str = "pairwise", **call: Any
+) -> BatchNormForward:
+    """Assert that the results agree with the reference, and return them."""
+    outputs = forward_of(case, numerics, accumulate, **call)
+    problem = prepare_forward(case, **call).problem
+    options = RunOptions(numerics=numerics, accumulate=accumulate)
+    arithmetic = verify.arithmetic_of(problem, plan_forward(problem), options)
+    _assert_ok(verify.judge_forward(case, outputs, arithmetic))
+    return outputs
+
+
+def _assert_ok(rows: tuple[Comparison, ...]) -> None:
+    assert rows and all(row.ok for row in rows), f"\n{verify.table(rows)}"

@@ -12,12 +12,12 @@ from agreement import assert_agrees, outputs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nki_bn import ops
 from nki_bn.cases import Draw
 from nki_bn.execute import simulation
 from nki_bn.kernels.batch_norm_bwd import batch_norm_bwd as kernel
 from nki_bn.planner import plan_backward
 from nki_bn.problem import DTYPES, OUTPUTS, RELU_MODES
+from nki_bn.requests import prepare_backward
 from nki_bn.simulator import RunOptions, run
 
 # One channel; less than a quadrant of partitions; the replicated counts 32 and 64; around one partition tile; a ragged
@@ -31,6 +31,44 @@ CHANNELS = (1, 3, 32, 64, 127, 128, 129, 200, 512)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_channels_cores_and_relu(dtype: str, channels: int, lnc: int, relu: str) -> None:
     assert_agrees(Draw((4, channels, 3, 5), dtype, mean=0.5).case(relu), lnc=lnc)
+
+
+# All ways through a residual, on counts that take bands, two channel tiles, and one position.
+@pytest.mark.parametrize("shape", [(4, 5, 3, 5), (4, 32, 7), (3, 129, 2), (5, 3)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("relu", RELU_MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_residual(dtype: str, relu: str, training: bool, shape: tuple[int, ...]) -> None:
+    """Its gradient is dy where the ReLU let the value pass, exactly."""
+    case = Draw(shape, dtype, mean=0.5).case(relu, training, residual=True)
+    for lnc in (1, 2):
+        outputs = assert_agrees(case, lnc=lnc, residual_grad=True)
+        assert len(outputs) == 4 and outputs[3].dtype == case.dy.dtype and outputs[3].shape == shape
+        passed = np.ones(shape) if relu == "none" else outputs[3] != 0
+        assert np.array_equal(outputs[3], np.where(passed, case.dy, 0)) and (passed.mean() < 1) == (relu != "none")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_residual_is_read_only_to_recompute_a_mask(training: bool) -> None:
+    """It is checked all the same; and asking for its gradient changes nothing in the others."""
+    for relu in ("none", "mask"):
+        case = Draw((4, 5, 6)).case(relu, training, residual=True)
+        spoilt = replace(case, residual=np.full_like(case.x, np.nan))
+        for got, want in zip(outputs_of(spoilt), outputs_of(case), strict=True):
+            assert np.array_equal(got, want)
+    case = Draw((4, 5, 6)).case("recompute", training, residual=True)
+    assert len(outputs_of(case)) == 3
+    for got, want in zip(outputs_of(case), outputs_of(case, residual_grad=True)[:3], strict=True):
+        assert np.array_equal(got, want)
+    assert not np.array_equal(outputs_of(case)[2], outputs_of(replace(case, residual=None))[2])
+
+
+@pytest.mark.parametrize("relu", RELU_MODES)
+def test_only_the_gradient_of_the_residual(relu: str) -> None:
+    case = Draw((4, 5, 6)).case(relu, residual=True)
+    dx, dgamma, dbeta, dresidual = outputs_of(case, need=(), residual_grad=True)
+    assert dx is None and dgamma is None and dbeta is None
+    assert np.array_equal(dresidual, outputs_of(case, residual_grad=True)[3])
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
@@ -70,9 +108,19 @@ def test_spatial_sizes(dtype: str, batch: int, spatial: int) -> None:
 def test_more_tiles_than_slots(dtype: str, relu: str, lnc: int) -> None:
     """Few channels make long rows cheap: some tiles leave SBUF between the phases and come back."""
     case = Draw((9, 2, 12545), dtype).case(relu)
-    plan = plan_backward(ops.prepare(case, lnc=lnc).problem)
+    plan = plan_backward(prepare_backward(case, lnc=lnc).problem)
     assert 9 * 12545 / lnc > plan.f_tile * plan.interleave
     assert_agrees(case, lnc=lnc)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_more_tiles_than_slots_with_a_residual(dtype: str, lnc: int) -> None:
+    """The residual takes room in every slot; its gradient leaves in the first phase."""
+    case = Draw((9, 2, 12545), dtype).case("recompute", residual=True)
+    plan = plan_backward(prepare_backward(case, residual_grad=True, lnc=lnc).problem)
+    assert plan.residual and 9 * 12545 / lnc > plan.f_tile * plan.interleave
+    assert_agrees(case, lnc=lnc, residual_grad=True)
 
 
 @pytest.mark.nightly
@@ -128,7 +176,7 @@ def test_targets(target: str, lnc: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_given_plan_is_the_planners_choice(dtype: str, relu: str) -> None:
     case = Draw((4, 5, 6), dtype).case(relu)
-    plan = plan_backward(ops.prepare(case).problem)
+    plan = plan_backward(prepare_backward(case).problem)
     for first, second in zip(outputs_of(case), outputs_of(case, plan=plan), strict=True):
         assert np.array_equal(first, second)
 

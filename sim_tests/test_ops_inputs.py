@@ -16,7 +16,7 @@ from nki_bn.cases import Draw
 from nki_bn.execute import BackwardInputs
 from nki_bn.kernels.plan import BackwardPlan
 from nki_bn.planner import plan_backward
-from nki_bn.problem import LNC_VARIABLE, Problem
+from nki_bn.problem import LNC_VARIABLE, BackwardProblem
 
 SHAPE = (2, 3, 4)
 ONES = np.ones(SHAPE, np.float32)
@@ -38,11 +38,11 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BackwardInputs, Problem, BackwardPlan]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BackwardInputs, BackwardProblem, BackwardPlan]]:
     """What the kernel would be given; it returns zeros."""
-    calls: list[tuple[BackwardInputs, Problem, BackwardPlan]] = []
+    calls: list[tuple[BackwardInputs, BackwardProblem, BackwardPlan]] = []
 
-    def run(inputs: BackwardInputs, problem: Problem, plan: BackwardPlan) -> tuple[Any, ...]:
+    def run(inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan) -> tuple[Any, ...]:
         calls.append((inputs, problem, plan))
         return np.zeros_like(inputs.dy), np.zeros_like(inputs.gamma), np.zeros_like(inputs.gamma)
 
@@ -90,8 +90,10 @@ REFUSED = [
     ({"need": "dx"}, TypeError, "need must be an iterable of output names, got 'dx'"),
     ({"need": 3}, TypeError, "need must be an iterable of output names, got 3"),
     ({"need": ("dx", "dy")}, ValueError, "need has 'dy'; accepted names: dx, dgamma, dbeta"),
-    ({"residual": ONES}, NotImplementedError, "residual is not built yet; accepted: None"),
-    ({"residual_grad": True}, NotImplementedError, "residual_grad is not built yet; accepted: False"),
+    ({"residual": ONES.tolist()}, TypeError, "residual must be a NumPy array, got list"),
+    ({"residual": ONES.astype(np.float16)}, TypeError, "residual is float16; accepted: float32"),
+    ({"residual": ONES[:1], "fuse_relu": True}, ValueError, r"residual has shape \(1, 3, 4\); accepted: \(2, 3, 4\)"),
+    ({"residual_grad": True, "fuse_relu": True}, ValueError, "residual and relu_mask are None; accepted with residual"),
     ({"residual_grad": 0}, TypeError, "residual_grad must be a bool, got 0"),
     ({"precision": "fast"}, NotImplementedError, '"fast" is not built yet; accepted: "high"'),
     ({"precision": "low"}, ValueError, "precision is 'low'; accepted: high, fast"),
@@ -132,10 +134,11 @@ def test_a_bad_lnc_variable_is_named(monkeypatch: pytest.MonkeyPatch, setting: s
         ({"relu": "recompute"}, "relu"),
         ({"need": ("dx",)}, "need_dgamma"),
         ({"need": ("dgamma", "dbeta")}, "need_dx"),
+        ({"need": ("dx", "dgamma", "dbeta", "dresidual")}, "need_dresidual"),
     ],
 )
 def test_a_plan_for_other_work_is_refused(made_for: dict[str, Any], field: str) -> None:
-    plan = plan_backward(Problem(SHAPE, "float32", **made_for))
+    plan = plan_backward(BackwardProblem(SHAPE, "float32", **made_for))
     with pytest.raises(ValueError, match=f"plan has {field}="):
         nki_bn.batch_norm_bwd(**arguments(plan=plan))
 
@@ -187,7 +190,7 @@ def test_the_kernel_gets_contiguous_arrays_in_its_layout(recorded: list[Any]) ->
     ],
 )
 def test_every_rank_has_one_layout(shape: tuple[int, ...], layout: tuple[int, ...]) -> None:
-    problem = Problem(shape, "float32")
+    problem = BackwardProblem(shape, "float32")
     assert problem.layout == layout
     assert (problem.batch, problem.channels, problem.count) == (2, 3, math.prod(shape) // 3)
 
@@ -209,6 +212,27 @@ def test_the_mask_is_used_only_under_a_relu(
     nki_bn.batch_norm_bwd(**arguments(**changes))
     inputs, problem, plan = recorded[0]
     assert problem.relu == plan.relu == relu and (inputs.relu_mask is not None) == mask_passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "read", "need_dresidual"),
+    [
+        ({"residual": ONES}, False, False),
+        ({"residual": ONES, "residual_grad": True}, False, True),
+        ({"residual": ONES, "fuse_relu": True}, True, False),
+        ({"residual": ONES, "fuse_relu": True, "residual_grad": True}, True, True),
+        ({"residual": ONES, "fuse_relu": True, "relu_mask": MASK, "residual_grad": True}, False, True),
+        ({"fuse_relu": True, "relu_mask": MASK, "residual_grad": True}, False, True),
+        ({"residual_grad": np.bool_(True)}, False, True),
+    ],
+)
+def test_the_residual_is_passed_on_only_to_recompute_a_mask(
+    recorded: list[Any], changes: dict[str, Any], read: bool, need_dresidual: bool
+) -> None:
+    nki_bn.batch_norm_bwd(**arguments(**changes))
+    inputs, problem, plan = recorded[0]
+    assert (inputs.residual is not None) == problem.residual == plan.residual == read
+    assert ("dresidual" in problem.need) == plan.need_dresidual == need_dresidual
 
 
 @pytest.mark.parametrize(
@@ -254,6 +278,8 @@ def test_an_empty_batch_gives_an_empty_dx_and_zero_sums(shape: tuple[int, ...], 
     assert dx is not None and dx.shape == shape and dx.dtype == dtype
     for total in (dgamma, dbeta):
         assert total is not None and total.dtype == np.float32 and np.array_equal(total, np.zeros(3))
+    *_, dresidual = nki_bn.batch_norm_bwd(**arguments(x=empty, dy=empty, training=training, residual_grad=True))
+    assert dresidual is not None and dresidual.shape == shape and dresidual.dtype == dtype
 
 
 @pytest.mark.parametrize("changes", [{"eps": 0, "training": False}, {"eps": np.float32(1e-3)}, {"eps": 1}])

@@ -24,6 +24,7 @@ def _draw(shape: tuple[int, ...]) -> dict[str, Array]:
         "beta": rng.standard_normal(channels),
         "mean": rng.standard_normal(channels),
         "var": rng.random(channels) + 0.1,
+        "residual": rng.standard_normal(shape),
     }
 
 
@@ -61,6 +62,53 @@ def test_forward_agrees_with_torch(shape: tuple[int, ...], relu: bool) -> None:
     np.testing.assert_allclose(got.y, want, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_with_a_residual_agrees_with_torch(shape: tuple[int, ...], relu: bool, given: bool) -> None:
+    data = {name: torch.from_numpy(values) for name, values in _draw(shape).items()}
+    y = (
+        torch.nn.functional.batch_norm(
+            data["x"],
+            data["mean"].clone(),
+            data["var"].clone(),
+            data["gamma"],
+            data["beta"],
+            training=not given,
+            eps=EPS,
+        )
+        + data["residual"]
+    )
+    arrays = _draw(shape)
+    statistics = (arrays["mean"], arrays["var"]) if given else None
+    got = reference.batch_norm_fwd(
+        arrays["x"], arrays["gamma"], arrays["beta"], EPS, relu, arrays["residual"], statistics
+    )
+    np.testing.assert_allclose(got.y, (torch.relu(y) if relu else y).numpy(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(got.z.value, y.numpy(), rtol=1e-10, atol=1e-12)
+    assert (got.z.scale >= np.maximum(np.abs(got.z.value), np.abs(arrays["residual"]))).all()
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, -2.0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_running_statistics_agree_with_torch(shape: tuple[int, ...], momentum: float) -> None:
+    data = _draw(shape)
+    mean, var = (torch.from_numpy(data[name]).clone() for name in ("mean", "var"))
+    torch.nn.functional.batch_norm(torch.from_numpy(data["x"]), mean, var, training=True, momentum=momentum)
+    count = data["x"].size // shape[1]
+    batch_mean, batch_var = reference.statistics(data["x"])
+    got = reference.running(data["mean"], batch_mean, momentum)
+    np.testing.assert_allclose(got.value, mean.numpy(), rtol=1e-12)
+    got = reference.running(data["var"], batch_var * count / (count - 1), momentum)
+    np.testing.assert_allclose(got.value, var.numpy(), rtol=1e-12)
+    assert (got.scale >= np.abs(got.value)).all()
+
+
+def test_spread_is_the_range_of_each_channel() -> None:
+    x = np.array([[1.0, 5.0], [-2.0, np.nan], [3.0, 5.0]])
+    assert np.array_equal(reference.spread(x), [5.0, np.nan], equal_nan=True)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_affine_off_is_gamma_one_and_beta_zero(shape: tuple[int, ...]) -> None:
     data = _draw(shape)
@@ -94,8 +142,20 @@ def test_a_nan_stays_in_its_channel() -> None:
     assert np.isnan(reference.batch_norm_fwd(data["x"], None, None, fuse_relu=True).y[:, 1]).all()
 
 
-def test_an_empty_batch_has_zero_sums() -> None:
+def test_the_gradient_of_a_residual_is_that_of_the_sum() -> None:
+    """Behind a ReLU, that is what passes it; a NaN that is stopped is 0."""
+    data = _draw((4, 3, 5))
+    mask = data["residual"] > 0
+    dy = np.where(mask, data["dy"], np.nan)
+    got = reference.batch_norm_bwd(dy, data["x"], data["mean"], data["var"], None, relu_mask=mask)
+    assert np.array_equal(got.dresidual.value, np.where(mask, data["dy"], 0))
+    plain = reference.batch_norm_bwd(data["dy"], data["x"], data["mean"], data["var"], None)
+    assert np.array_equal(plain.dresidual.value, data["dy"])
+
+
+def test_an_empty_batch_has_zero_statistics_and_zero_sums() -> None:
     empty = np.zeros((0, 3, 5))
+    assert not np.any(reference.statistics(empty)) and not reference.spread(empty).any()
     got = reference.batch_norm_bwd(empty, empty, np.zeros(3), np.ones(3), None)
     assert got.dx.value.shape == empty.shape
     assert np.array_equal(got.dgamma.value, np.zeros(3)) and np.array_equal(got.dbeta.value, np.zeros(3))

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import nki_bn
-from nki_bn import cases, execute
+from nki_bn import cases, execute, pair
 from nki_bn.cases import Draw
 from nki_bn.cli import COMMANDS, main
 from nki_bn.execute import BackwardInputs
-from nki_bn.problem import LNC_VARIABLE, Array, BackwardCase, Problem
+from nki_bn.problem import LNC_VARIABLE, Array, BackwardCase, BackwardProblem
 
 SMALL = ["verify", "--op", "bwd", "--shape", "2,3,4"]
 
@@ -35,7 +35,7 @@ def spoil_outputs(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let ``change`` at dx, dgamma and dbeta before they are judged."""
     honest = execute.run_backward
 
-    def run(inputs: BackwardInputs, problem: Problem, plan: Any) -> tuple[Array | None, ...]:
+    def run(inputs: BackwardInputs, problem: BackwardProblem, plan: Any) -> tuple[Array | None, ...]:
         return tuple(change(output) for output in honest(inputs, problem, plan))
 
     monkeypatch.setattr(execute, "run_backward", run)
@@ -58,6 +58,81 @@ def test_a_right_kernel_agrees(options: list[str], capsys: pytest.CaptureFixture
     assert title.startswith("bwd [2, 3, 4]") and header.split()[0] == "output"
     assert [row.split()[0] for row in rows] == ["dx", "dgamma", "dbeta"]
     assert all(row.split()[-1] == "ok" for row in rows) and len({len(row) for row in (header, *rows)}) == 1
+
+
+def outputs_in(report: str) -> list[str]:
+    """The names in a table, all of them right."""
+    title, header, *rows = report.splitlines()
+    assert header.split()[0] == "output" and all(row.split()[-1] == "ok" for row in rows)
+    return [row.split()[0] for row in rows]
+
+
+STATISTICS = ["mean", "var", "running_mean", "running_var"]
+
+
+@pytest.mark.parametrize(
+    ("options", "outputs"),
+    [
+        (["fwd"], ["y", *STATISTICS]),
+        (["fwd", "--fuse-relu", "mask", "--residual"], ["y", *STATISTICS, "relu_mask"]),
+        (["fwd", "--fuse-relu", "recompute", "--dtype", "bfloat16", "--training"], ["y", *STATISTICS]),
+        (["fwd", "--mean", "1e3", "--numerics", "ideal", "--lnc", "1"], ["y", *STATISTICS]),
+        (["eval", "--fuse-relu", "mask", "--eps", "0", "--eval"], ["y", *STATISTICS, "relu_mask"]),
+        (["eval", "--residual", "--dtype", "float16", "--target", "trn1"], ["y", *STATISTICS]),
+        (["pair"], ["y", "dx", "dgamma", "dbeta"]),
+        (["pair", "--fuse-relu", "mask", "--residual"], ["y", "dx", "dgamma", "dbeta", "dresidual"]),
+        (
+            ["pair", "--fuse-relu", "recompute", "--residual", "--dtype", "bfloat16"],
+            ["y", "dx", "dgamma", "dbeta", "dresidual"],
+        ),
+        (["pair", "--fuse-relu", "recompute", "--eval", "--mean", "30"], ["y", "dx", "dgamma", "dbeta"]),
+        (["bwd", "--fuse-relu", "recompute", "--residual"], ["dx", "dgamma", "dbeta", "dresidual"]),
+        (["bwd", "--residual", "--eval"], ["dx", "dgamma", "dbeta", "dresidual"]),
+    ],
+    ids=" ".join,
+)
+def test_operations(options: list[str], outputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--shape", "4,3,5", "--op", *options]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{options[0]} [4, 3, 5]") and outputs_in(printed) == outputs
+    assert (", residual, " in printed) == ("--residual" in options)
+    assert (", eval, " in printed) == (options[0] == "eval" or "--eval" in options)
+
+
+def test_a_wrong_forward_disagrees(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = execute.run_forward
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        *floats, mask = honest(*arguments)
+        return *(output * np.float32(1.001) for output in floats), 1 - mask
+
+    monkeypatch.setattr(execute, "run_forward", run)
+    argv = ["verify", "--op", "fwd", "--shape", "4,3,50", "--fuse-relu", "mask", "--mean", "1"]
+    assert main([*argv, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [row["output"] for row in report["outputs"] if row["ok"]] == [] and report["op"] == "fwd"
+
+
+@pytest.mark.parametrize(("half", "output"), [("run_forward", 0), ("run_forward", 2), ("run_backward", 0)])
+def test_a_wrong_half_of_a_pair_disagrees(half: str, output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """y, the variance or dx a thousandth off."""
+    honest = getattr(execute, half)
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        outputs = list(honest(*arguments))
+        outputs[output] = outputs[output] * np.float32(1.001)
+        return tuple(outputs)
+
+    monkeypatch.setattr(execute, half, run)
+    assert main(["verify", "--op", "pair", "--shape", "8,3,50", "--mean", "1"]) == 1
+
+
+def test_a_pair_needs_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pair, "find_spec", lambda name: None)
+    assert exit_code(["verify", "--op", "pair", "--shape", "2,3,4"]) == 2
+    printed = capsys.readouterr().err
+    assert "torch, which is not installed; accepted without it: bwd, fwd, eval" in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_a_wrong_kernel_disagrees(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,10 +162,15 @@ def test_the_seed_decides_the_input(capsys: pytest.CaptureFixture[str]) -> None:
 WRONG_USE = [
     (["verify", "--op", "bwd"], "--shape"),
     (["verify", "--shape", "2,3"], "--op"),
-    (["verify", "--op", "fwd", "--shape", "2,3"], "--op"),
+    (["verify", "--op", "forward", "--shape", "2,3"], "--op"),
+    (["verify", "--op", "fwd", "--shape", "1,3"], "x has 1 value per channel"),
+    (["verify", "--op", "fwd", "--shape", "2,3", "--eval"], "--eval cannot go with --op fwd; accepted: --op eval"),
+    (["verify", "--op", "eval", "--shape", "2,3", "--training"], "--training cannot go with --op eval"),
+    (["verify", "--op", "pair", "--shape", "2,3", "--eps", "0"], "eps"),
     (["verify", "--op", "bwd", "--shape", "2"], "--shape"),
     (["verify", "--op", "bwd", "--shape", "2,x"], "--shape"),
     (["verify", "--op", "bwd", "--shape", "2,0,3"], "--shape"),
+    (["verify", "--op", "fwd", "--shape", "0,3"], "x has shape (0, 3)"),
     (["verify", "--op", "bwd", "--shape", "1,2,3,4,5,6"], "--shape"),
     ([*SMALL, "--dtype", "float64"], "--dtype"),
     ([*SMALL, "--lnc", "3"], "--lnc"),
@@ -147,10 +227,64 @@ def test_input_from_a_file(dtype: str, tmp_path: Path, capsys: pytest.CaptureFix
     case = Draw((2, 3, 4), dtype).case("mask")
     assert main([*save(tmp_path / "case.npz", case), "--fuse-relu", "mask"]) == 0
     assert f"bwd [2, 3, 4] {dtype}" in capsys.readouterr().out
-    loaded = cases.load(tmp_path / "case.npz", "mask")
-    for name in cases.ARRAYS:
-        assert getattr(loaded, name).dtype == getattr(case, name).dtype
-        assert np.array_equal(getattr(loaded, name), getattr(case, name))
+    assert_same(cases.load(tmp_path / "case.npz", "mask"), case)
+
+
+def assert_same(got: object, want: object) -> None:
+    """Two cases with the same arrays."""
+    for name, array in vars(want).items():
+        assert np.array_equal(getattr(got, name), array)
+        assert not isinstance(array, np.ndarray) or getattr(got, name).dtype == array.dtype
+
+
+@pytest.mark.parametrize("relu", ["mask", "recompute"])
+def test_a_residual_from_a_file(relu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Draw((2, 3, 4)).case(relu, residual=True)
+    argv = [*save(tmp_path / "case.npz", case), "--fuse-relu", relu]
+    assert main([*argv, "--residual"]) == 0
+    assert outputs_in(capsys.readouterr().out) == ["dx", "dgamma", "dbeta", "dresidual"]
+    assert main(argv) == 0
+    assert outputs_in(capsys.readouterr().out) == ["dx", "dgamma", "dbeta"]
+    assert_same(cases.load(tmp_path / "case.npz", relu, residual=True), case)
+    assert cases.load(tmp_path / "case.npz", relu).residual is None
+
+
+@pytest.mark.parametrize("op", ["fwd", "eval", "pair"])
+def test_a_forward_from_a_file(op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = Draw((4, 3, 5), "bfloat16")
+    case = draw.forward("mask", op != "eval", residual=True)
+    arrays = {name: getattr(case, name) for name in cases.PAIR_ARRAYS if name != "dy"}
+    np.savez(tmp_path / "case.npz", dy=draw.gradient(), **arrays)
+    argv = ["verify", "--op", op, "--input", str(tmp_path / "case.npz"), "--fuse-relu", "mask", "--residual"]
+    assert main(argv) == 0
+    assert capsys.readouterr().out.startswith(f"{op} [4, 3, 5] bfloat16")
+    assert_same(cases.load_forward(tmp_path / "case.npz", "mask", op != "eval", residual=True), case)
+
+
+def test_what_a_forward_file_may_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).standard_normal((4, 3, 5)).astype(np.float32))
+    argv = ["--input", str(tmp_path / "x.npz")]
+    assert main(["verify", "--op", "fwd", *argv]) == 0
+    assert outputs_in(capsys.readouterr().out) == ["y", "mean", "var"]
+    for op, lacking in (("eval", "['running_mean', 'running_var']"), ("pair", "['dy']")):
+        assert exit_code(["verify", "--op", op, *argv]) == 2
+        assert f"lacks {lacking}" in capsys.readouterr().err
+    assert exit_code(["verify", "--op", "fwd", "--residual", *argv]) == 2
+    assert "lacks ['residual']" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", ["bwd", "fwd", "pair"])
+def test_an_empty_batch_in_a_file(op: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = np.zeros((0, 3, 5), np.float32)
+    np.savez(tmp_path / "case.npz", x=empty, dy=empty)
+    assert exit_code(["verify", "--op", op, "--input", str(tmp_path / "case.npz")]) == 2
+    assert "x has shape (0, 3, 5), so no kernel would run" in capsys.readouterr().err
+
+
+def test_the_gradient_of_a_pair_is_checked_like_an_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "case.npz", x=np.ones((2, 3), np.float32), dy=np.ones((2, 3)))
+    assert exit_code(["verify", "--op", "pair", "--input", str(tmp_path / "case.npz")]) == 2
+    assert "dy is float64; accepted: float32" in capsys.readouterr().err
 
 
 def test_what_a_file_may_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +301,8 @@ def test_what_a_file_may_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture
     ("left_out", "options", "message"),
     [
         (("x",), [], "lacks ['x']"),
-        (("mean",), ["--eval"], "no mean or no var"),
+        (("mean",), ["--eval"], "lacks ['mean']"),
+        ((), ["--residual"], "lacks ['residual']"),
         ((), ["--eps", "-1"], "eps is -1.0"),
     ],
 )
@@ -220,7 +355,8 @@ def test_the_doctor_says_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: py
     report = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert report["nki_bn"].strip() == nki_bn.__version__ and report["numpy"].strip() == np.__version__
     assert report["nki in use"].strip().startswith(nki_bn.installation.kind)
-    assert report[LNC_VARIABLE].strip() == "1" and report["backward of [2, 3, 4]"].strip() == "ok"
+    assert report[LNC_VARIABLE].strip() == "1"
+    assert report["forward of [2, 3, 4]"].strip() == report["backward of [2, 3, 4]"].strip() == "ok"
 
 
 def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nki-bn doctor``: what is installed, which ``nki`` is in use and why, and whether a tiny backward comes out right.
+"""``nki-bn doctor``: what is installed, which ``nki`` is in use and why, and whether a tiny run comes out right.
 
-Exit code 0: all is well. 1: the tiny backward failed.
+Exit code 0: all is well. 1: the tiny forward or the tiny backward failed.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Callable
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from nki_bn import __version__, execute
 from nki_bn.cases import Draw
 from nki_bn.problem import LNC_VARIABLE
+
+if TYPE_CHECKING:
+    from nki_bn.verify import Verification
 
 TINY = Draw(shape=(2, 3, 4))
 PACKAGES = ("numpy", "ml_dtypes", "torch", "nki", "neuronx-cc", "torch-neuronx")
@@ -42,23 +47,40 @@ def run(args: argparse.Namespace) -> int:
         ("neuron device", "yes" if execute.has_device() else "no"),
     ]
     rows += [(variable, os.environ.get(variable, "not set")) for variable in VARIABLES]
-    failure = _tiny_check()
-    rows.append((f"backward of {list(TINY.shape)}", failure or "ok"))
+    checks = [(f"{name} of {list(TINY.shape)}", _check(tiny)) for name, tiny in TINY_CHECKS.items()]
+    rows += checks
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
-    return 1 if failure else 0
+    return 0 if all(verdict == "ok" for _, verdict in checks) else 1
 
 
-def _tiny_check() -> str:
-    """Why the tiny backward failed; empty if it did not."""
+# Imported inside, so that a kernel that does not import is one more thing to report.
+def _tiny_forward() -> Verification:
+    from nki_bn import requests, verify
+
+    case = TINY.forward()
+    return verify.verify_forward(case, requests.prepare_forward(case))
+
+
+def _tiny_backward() -> Verification:
+    from nki_bn import requests, verify
+
+    case = TINY.case()
+    return verify.verify_backward(case, requests.prepare_backward(case))
+
+
+TINY_CHECKS = {"forward": _tiny_forward, "backward": _tiny_backward}
+
+
+def _check(tiny: Callable[[], Verification]) -> str:
+    """The verdict: "ok", or why not."""
     try:
-        from nki_bn import ops, verify
+        from nki_bn import verify
 
-        case = TINY.case()
-        verification = verify.verify_backward(case, ops.prepare(case))
+        verification = tiny()
     except Exception as error:  # Whatever is wrong is what the report is for.
         return f"not ok: {type(error).__name__}: {error}"
-    return "" if verification.ok else f"not ok:\n{verify.table(verification.comparisons)}"
+    return "ok" if verification.ok else f"not ok:\n{verify.table(verification.comparisons)}"
 
 
 def _version(package: str) -> str:

@@ -7,39 +7,49 @@ Exit code 0: it agrees. 1: it does not. 2: wrong use.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nki_bn import cases, installation
+from nki_bn.commands import options
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, BackwardCase, require_eps
+from nki_bn.problem import DTYPES, Array, require_eps
 from nki_bn.simulator import RunOptions
 
 if TYPE_CHECKING:
     from nki_bn.verify import Verification
 
+OPERATIONS = {
+    "bwd": "the backward",
+    "fwd": "the forward in training",
+    "eval": "the forward in eval",
+    "pair": "forward, then backward, against float64 autograd (needs torch)",
+}
 # What --input takes the place of, with the defaults for drawn inputs.
 _DRAWN = {"shape": None, "dtype": "float32", "mean": 0.0, "std": 1.0, "seed": 0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("--op", choices=["bwd"], required=True, help="the kernel")
-    parser.add_argument("--shape", type=_shape, help="B,C,... of x, rank 2 to 5")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="of x, dy and dx (float32)")
+    operations = "; ".join(f"{name}: {text}" for name, text in OPERATIONS.items())
+    parser.add_argument("--op", choices=list(OPERATIONS), required=True, help=operations)
+    parser.add_argument("--shape", type=options.shape, help="B,C,... of x, rank 2 to 5")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="of x and what is shaped like it (float32)")
     parser.add_argument("--mean", type=float, help="mean of the drawn x (0)")
     parser.add_argument("--std", type=float, help="deviation of the drawn x (1)")
     parser.add_argument("--seed", type=_seed, help="of the drawn inputs (0)")
-    parser.add_argument(
-        "--input", type=Path, metavar="FILE.npz", help=f"take the inputs from this file: {', '.join(cases.ARRAYS)}"
-    )
+    files = f"bwd: {', '.join(cases.ARRAYS)}; else {', '.join(cases.PAIR_ARRAYS)}"
+    parser.add_argument("--input", type=Path, metavar="FILE.npz", help=f"take the inputs from this file: {files}")
     parser.add_argument("--eps", type=float, default=1e-5, help="(1e-5)")
     parser.add_argument("--fuse-relu", choices=["mask", "recompute"], help="a ReLU, its mask stored or recomputed")
+    parser.add_argument("--residual", action="store_true", help="a residual, added before the ReLU")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--training", action="store_true", default=True, help="batch statistics (the default)")
-    mode.add_argument("--eval", action="store_false", dest="training", help="frozen statistics")
+    mode.add_argument("--training", action="store_true", default=None, help="batch statistics (the default)")
+    mode.add_argument("--eval", action="store_false", dest="training", help="frozen statistics, for bwd and pair")
     parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
     parser.add_argument("--target", choices=TARGETS, default="trn2", help="(trn2)")
     parser.add_argument("--numerics", choices=["trn2", "ideal"], default="trn2", help="of the simulator (trn2)")
@@ -48,38 +58,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify and print; the exit code."""
-    from nki_bn import ops, verify
+    from nki_bn import verify
 
     try:
         if args.numerics == "ideal" and installation.kind != "embedded":
             raise ValueError("--numerics ideal needs the embedded simulator; accepted with the vendor's nki: trn2")
-        case = _case(args)
-        request = ops.prepare(case, lnc=args.lnc, target=args.target)
+        job = _prepare(args)
     except (TypeError, ValueError, NotImplementedError) as error:
         args.error(str(error))
-    verification = verify.verify_backward(case, request, RunOptions(target=args.target, numerics=args.numerics))
-    print(_json(verification) if args.json else f"{_title(verification)}\n{verify.table(verification.comparisons)}")
+    verification = job(RunOptions(target=args.target, numerics=args.numerics))
+    if args.json:
+        print(_json(args.op, verification))
+    else:
+        print(f"{_title(args, verification)}\n{verify.table(verification.comparisons)}")
     return 0 if verification.ok else 1
 
 
-def _case(args: argparse.Namespace) -> BackwardCase:
-    given = {name: getattr(args, name) for name in _DRAWN if getattr(args, name) is not None}
-    relu = args.fuse_relu or "none"
-    eps = require_eps(args.eps, args.training)
+def _prepare(args: argparse.Namespace) -> Callable[[RunOptions], Verification]:
+    """What is left to do once the inputs are there and checked."""
+    from nki_bn import pair, requests, verify
+
+    draw, call = _draw(args), {"lnc": args.lnc, "target": args.target}
+    training = _training(args)
+    how = (args.fuse_relu or "none", training, require_eps(args.eps, training), args.residual)
+    if args.op == "bwd":
+        case = cases.load(args.input, *how) if draw is None else draw.case(*how)
+        request = requests.prepare_backward(case, residual_grad=args.residual, **call)
+        _refuse_empty(case.x)
+        return functools.partial(verify.verify_backward, case, request)
+    forward = cases.load_forward(args.input, *how) if draw is None else draw.forward(*how)
+    _refuse_empty(forward.x)
+    if args.op == "pair":
+        dy = cases.load_gradient(args.input) if draw is None else draw.gradient()
+        return functools.partial(pair.verify_pair, forward, dy, pair.prepare(forward, dy, **call))
+    return functools.partial(verify.verify_forward, forward, requests.prepare_forward(forward, **call))
+
+
+def _refuse_empty(x: Array) -> None:
+    if not x.size:
+        raise ValueError(f"x has shape {x.shape}, so no kernel would run; accepted: sizes from 1 up")
+
+
+def _draw(args: argparse.Namespace) -> cases.Draw | None:
+    """How to draw the inputs; None if a file has them."""
+    given: dict[str, Any] = {name: getattr(args, name) for name in _DRAWN if getattr(args, name) is not None}
     if args.input is None:
         if "shape" not in given:
             raise ValueError("one of --shape and --input is required")
-        return cases.Draw(**(_DRAWN | given)).case(relu, args.training, eps)
+        return cases.Draw(**(_DRAWN | given))
     if given:
         raise ValueError(f"--{next(iter(given))} cannot go with --input, which has its own arrays")
-    return cases.load(args.input, relu, args.training, eps)
+    return None
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.split(",")
-    if not 2 <= len(sizes) <= 5 or not all(size.isdecimal() for size in sizes) or int(sizes[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1")
-    return tuple(map(int, sizes))
+def _training(args: argparse.Namespace) -> bool:
+    """Whether statistics are those of the batch, which the operation may say by itself."""
+    said = {"fwd": True, "eval": False}.get(args.op)
+    if said is None:
+        return args.training is not False
+    if args.training not in (None, said):
+        option = "--training" if args.training else "--eval"
+        raise ValueError(f"{option} cannot go with --op {args.op}; accepted: --op {'fwd' if args.training else 'eval'}")
+    return said
 
 
 def _seed(text: str) -> int:
@@ -88,20 +128,22 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _title(verification: Verification) -> str:
+def _title(args: argparse.Namespace, verification: Verification) -> str:
     problem = verification.problem
     mode = "training" if problem.training else "eval"
+    residual = ", residual" if args.residual else ""
     return (
-        f"bwd {list(problem.shape)} {problem.dtype}, {mode}, relu {problem.relu}, "
-        f"{problem.target} lnc {problem.lnc}, numerics {verification.arithmetic.numerics}, {installation.kind} nki"
+        f"{args.op} {list(problem.shape)} {problem.dtype}, {mode}, relu {problem.relu}{residual}, "
+        f"{problem.target} lnc {problem.lnc}, "
+        f"numerics {verification.arithmetic.numerics}, {installation.kind} nki"
     )
 
 
-def _json(verification: Verification) -> str:
+def _json(op: str, verification: Verification) -> str:
     rows = [asdict(row) | {"ok": row.ok} for row in verification.comparisons]
     return json.dumps(
         {
-            "op": "bwd",
+            "op": op,
             "problem": asdict(verification.problem),
             "arithmetic": asdict(verification.arithmetic),
             "nki": installation.kind,
