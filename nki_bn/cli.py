@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -13,6 +15,10 @@ from nki_bn import __version__
 COMMANDS = {
     "doctor": ("nki_bn.commands.doctor", "what is installed, and whether it works"),
     "verify": ("nki_bn.commands.verify", "compare a kernel with the float64 reference"),
+    "trace": ("nki_bn.commands.trace", "model when every instruction of a kernel runs"),
+    "bench": ("nki_bn.commands.bench", "check and time the kernels on the layers of models"),
+    "report": ("nki_bn.commands.report", "the rows of a benchmark as Markdown, CSV or HTML"),
+    "compare": ("nki_bn.commands.compare", "which cases of a benchmark got slower"),
     "lint": ("nki_bn.lint.command", "check kernels against the documented NKI subset"),
 }
 
@@ -34,7 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, error=subparser.error)
     args = parser.parse_args(argv)
-    code: int = args.run(args)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as with `| head`. Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 

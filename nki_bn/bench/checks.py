@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Correctness before timing: once per code path, at a small shape that takes the same path."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import fields, replace
+from itertools import product
+from math import ceil, prod
+
+from nki_bn import execute, ops, requests, verify
+from nki_bn.bench.strategies import Plan, extents, sized
+from nki_bn.cases import Draw
+from nki_bn.hardware import load_target
+from nki_bn.kernels.plan import BackwardPlan
+from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
+from nki_bn.problem import Problem
+
+# What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.
+_BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+_POSITIONS = (9, 49, 121, 361, 2209, 5000, 10000)
+# Fewer values of a channel say little about its sums.
+_LEAST_VALUES = 64
+# Larger problems are no small twins of anything.
+_MOST_ELEMENTS = 2**24
+# SBUF budgets to try, each this share of the one before.
+_SHRINK = 0.7
+_LEAST_BUDGET = 512
+# So that nothing cancels by chance.
+_MEAN = 1.0
+
+
+class CheckFailed(Exception):
+    """Outputs are not those of the reference."""
+
+
+class Checker:
+    """Remembers which code paths are right.
+
+    ``own_shape`` checks every layer at its own shape instead.
+    """
+
+    def __init__(self, own_shape: bool = False) -> None:
+        self._own_shape = own_shape
+        self._found: dict[Hashable, tuple[int, ...] | Exception] = {}
+
+    def shape(self, problem: Problem, plan: Plan) -> tuple[int, ...]:
+        """The shape at which this code path agrees with the reference; run there unless that was done before.
+
+        Raises:
+            CheckFailed: it does not agree.
+            Exception: whatever a kernel raises.
+        """
+        key = (problem, plan) if self._own_shape else code_path(problem, plan)
+        if key not in self._found:
+            self._found[key] = self._check(problem, plan)
+        found = self._found[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _check(self, problem: Problem, plan: Plan) -> tuple[int, ...] | Exception:
+        try:
+            if not self._own_shape:
+                problem, plan = small_twin(problem, plan)
+            check(problem, plan)
+        except Exception as error:  # Of whatever kind, it is the verdict on all cases of this path.
+            return error
+        return problem.shape
+
+
+def check(problem: Problem, plan: Plan) -> None:
+    """Run the kernel on drawn inputs and compare it with the reference.
+
+    Raises:
+        CheckFailed: it does not agree.
+    """
+    arithmetic = verify.arithmetic_of(problem, plan, verify.DEFAULT_OPTIONS)
+    draw, lnc, target = Draw(problem.shape, problem.dtype, _MEAN), problem.lnc, problem.target
+    with execute.simulation(verify.DEFAULT_OPTIONS):
+        if isinstance(plan, BackwardPlan):
+            backward = draw.case(problem.relu, problem.training)
+            gradients = ops.run_backward(requests.prepare_backward(backward, lnc=lnc, target=target), plan)
+            rows = verify.judge_backward(backward, gradients, arithmetic)
+        else:
+            forward = draw.forward(problem.relu, problem.training)
+            outputs = ops.run_forward(requests.prepare_forward(forward, lnc, target), plan)
+            rows = verify.judge_forward(forward, outputs, arithmetic)
+    if not all(row.ok for row in rows):
+        raise CheckFailed(f"outputs at shape {problem.shape} are not those of the reference:\n{verify.table(rows)}")
+
+
+def code_path(problem: Problem, plan: Plan) -> Hashable:
+    """What decides which code of the kernels runs; equal for layers that differ in sizes alone."""
+    geometry = geometry_of(extents(problem), problem.lnc)
+    width = width_of(geometry, plan.f_tile, CHUNK_COLUMNS)
+    target = load_target(problem.target)
+    lanes = target.partitions
+    return (
+        problem.dtype,
+        problem.lnc,
+        tuple(value for field in fields(plan) if isinstance(value := getattr(plan, field.name), str | bool)),
+        plan.bands,
+        tuple(buffer.name for buffer in plan.buffers),
+        width.tiles > plan.interleave,  # tiles leave SBUF between the phases
+        plan.f_tile > CHUNK_COLUMNS,  # a tile is several chunks
+        plan.f_tile > target.bn_stats_columns,
+        geometry.positions > plan.f_tile,  # a tile is a part of an image
+        _few(ceil(problem.channels / lanes)),
+        problem.channels % lanes > 0,
+    )
+
+
+def small_twin(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
+    """The smallest problem found, with less SBUF if need be, whose plan takes the same path; else the problem itself.
+
+    Raises:
+        CheckFailed: there is none, and the problem itself is too large.
+    """
+    wanted = code_path(problem, plan)
+    for shape in sorted(_smaller_shapes(problem), key=prod):
+        small = replace(problem, shape=shape)
+        for budget in _budgets(load_target(problem.target).sbuf_partition_bytes):
+            candidate = _sized(small, plan.strategy, budget)
+            if candidate is not None and code_path(small, candidate) == wanted:
+                return small, candidate
+    if prod(problem.shape) > _MOST_ELEMENTS:
+        raise CheckFailed(f"no small shape was found that takes the code path of {problem.shape} in {plan.strategy}")
+    return problem, plan
+
+
+def _sized(problem: Problem, strategy: str, budget: int) -> Plan | None:
+    try:
+        return sized(problem, strategy, budget)
+    except AssertionError:  # nothing fits
+        return None
+
+
+def _budgets(most: int) -> Iterator[int]:
+    budget = most
+    while budget > _LEAST_BUDGET:
+        yield budget
+        budget = int(budget * _SHRINK)
+
+
+def _smaller_shapes(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Shapes of the same rank, none larger in any size, with the same kind of channel tiles."""
+    lanes = load_target(problem.target).partitions
+    tiles = ceil(problem.channels / lanes)
+    channels = problem.channels - lanes * (tiles - _few(tiles))
+    batches = [batch for batch in _BATCHES if batch < problem.batch] + [problem.batch]
+    space = problem.shape[2:]
+    for batch, positions in product(batches, _POSITIONS):
+        size = round(positions ** (1 / max(1, len(space))))
+        spatial = tuple(min(size, whole) for whole in space)
+        if batch * prod(spatial) >= min(problem.count, _LEAST_VALUES):
+            yield batch, channels, *spatial
+
+
+def _few(tiles: int) -> int:
+    """As many channel tiles, but at most three: an even number can be divided between two cores."""
+    return tiles if tiles <= 3 else 2 + tiles % 2

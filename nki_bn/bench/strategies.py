@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a case to its problem, and from the name of a strategy to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from nki_bn import planner
+from nki_bn.bench.record import Case
+from nki_bn.hardware import load_target
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.kernels.sizing import staged_plan, two_read_plan
+from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+
+Plan: TypeAlias = BackwardPlan | ForwardPlan
+
+PLANNED = "planned"
+BASELINES = ("staged", "two_read")
+
+
+def strategies_of(op: str) -> tuple[str, ...]:
+    """The strategies that an operation has; the planner's own choice is the last."""
+    return ("staged" if op == "bwd" else "two_read", PLANNED)
+
+
+def problem_of(case: Case) -> Problem:
+    """The problem of a case.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as :class:`Problem`; the operation does not have the strategy or the
+            precision.
+    """
+    if case.strategy not in strategies_of(case.op):
+        accepted = ", ".join(strategies_of(case.op))
+        raise ValueError(f"strategy {case.strategy!r} is none of op {case.op}; accepted: {accepted}")
+    if case.op == "bwd":
+        return BackwardProblem(
+            case.shape, case.dtype, relu=case.relu, lnc=case.lnc, target=case.target, precision=case.precision
+        )
+    if case.precision != "high":
+        raise ValueError(f"precision is {case.precision!r}; accepted with op {case.op}: high")
+    training = case.op == "fwd"
+    return ForwardProblem(case.shape, case.dtype, training, case.relu, lnc=case.lnc, target=case.target)
+
+
+def plan_of(problem: Problem, strategy: str) -> Plan:
+    """The plan of a strategy for a problem."""
+    if strategy == PLANNED:
+        chosen: Plan = planner.plan(problem)
+        return chosen
+    return sized(problem, strategy, load_target(problem.target).sbuf_partition_bytes)
+
+
+def sized(problem: Problem, strategy: str, sbuf_bytes: int) -> Plan:
+    """The plan of a strategy (not ``planned``) in as many bytes of SBUF per partition.
+
+    Raises:
+        AssertionError: nothing fits.
+    """
+    return _SIZING[strategy](problem, sbuf_bytes)
+
+
+def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
+    assert isinstance(problem, BackwardProblem), "staged is a strategy of the backward"
+    need = tuple(name in problem.need for name in GRADIENTS)
+    made: BackwardPlan = staged_plan(
+        extents(problem), problem.dtype, problem.relu, problem.lnc, sbuf_bytes, problem.residual, problem.training, need
+    )
+    return made
+
+
+def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
+    need, relu = (True, problem.relu == "mask"), problem.relu != "none"
+    made: ForwardPlan = two_read_plan(
+        extents(problem), problem.dtype, problem.lnc, sbuf_bytes, problem.training, need, relu, problem.residual
+    )
+    return made
+
+
+def extents(problem: Problem) -> tuple[int, int, int]:
+    """(batches, channels, positions), as the sizing rules take them."""
+    return problem.batch, problem.channels, problem.spatial
+
+
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "two_read": _two_read}
