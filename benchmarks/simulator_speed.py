@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much slower than NumPy the simulator is.
 
-Staged backward at [8, 256, 56, 56] bfloat16 on two cores, strict, against the float64 formula on the same data, by turns
-in one run. Exit 1 if the ratio of medians is above the limit.
+Staged backward at [8, 256, 56, 56] bfloat16 on two cores, strict, against the float64 formula on the same data, by
+turns in one run. Exit 1 if the ratio of medians is above the limit.
 
     python benchmarks/simulator_speed.py [--runs 5] [--limit 10]
 """

@@ -167,9 +167,7 @@ def first_phase(
     return chunk
 
 
-def load_gradient(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int
-) -> None:
+def load_gradient(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
     """Load dy of a tile, and x, mask and residual where they are used."""
     plan = work.plan
     load_tile(slot_tile(work.dy_slots, at, group.place, tile), tensors.dy, group.place, tile)
@@ -211,9 +209,7 @@ def temporary(work: BackwardWork, group: ChannelTile, turn: int, chunk: Chunk) -
     return work.temporaries[turn % 2][0 : group.place.partitions, 0 : chunk.length]
 
 
-def staged_part(
-    work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int
-) -> nl.NkiTensor:
+def staged_part(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int) -> nl.NkiTensor:
     """Where Scalar's copy of dy' goes: the staged slot, or scratch if no tile leaves its slot."""
     if len(work.staged_slots) > 0:
         return part(slot_tile(work.staged_slots, at, group.place, tile), chunk)

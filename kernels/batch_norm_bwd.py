@@ -167,9 +167,7 @@ def gradients(tensors: BackwardTensors, work: BackwardWork, index: int, eps: flo
         moved = len(tiles) - resident
     staged_hbm = None
     if moved > 0:
-        staged_hbm = nl.ndarray(
-            (group.place.partitions, tiles[moved].column), dtype=nl.bfloat16, buffer=nl.private_hbm
-        )
+        staged_hbm = nl.ndarray((group.place.partitions, tiles[moved].column), dtype=nl.bfloat16, buffer=nl.private_hbm)
     ahead = tiles_ahead(plan.interleave)
     chunk = 0
     for i in range(len(tiles) + ahead):

@@ -70,9 +70,7 @@ def split_mean(columns: nl.NkiTensor) -> None:
     """mean = hi + lo, with hi of 16 significant bits: x - hi is then exact whatever the precision of operands."""
     mean = column(columns, MEAN)
     hi = column(columns, HI)
-    nisa.tensor_scalar(
-        dst=hi.view(nl.int32), data=mean.view(nl.int32), op0=nl.bitwise_and, operand0=KEEP_16_BITS
-    )
+    nisa.tensor_scalar(dst=hi.view(nl.int32), data=mean.view(nl.int32), op0=nl.bitwise_and, operand0=KEEP_16_BITS)
     nisa.tensor_tensor(dst=column(columns, LO), data1=mean, data2=hi, op=nl.subtract)
     nisa.tensor_scalar(dst=column(columns, MINUS_HI), data=hi, op0=nl.multiply, operand0=-1.0)
 

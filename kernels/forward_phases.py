@@ -229,9 +229,7 @@ def normalise_tile(tensors: ForwardTensors, work: ForwardWork, group: ChannelTil
         store_tile(tensors.mask, slot_tile(work.mask_slots, at, place, tile), place, tile)
 
 
-def normalise_chunk(
-    work: ForwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int
-) -> None:
+def normalise_chunk(work: ForwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int) -> None:
     """y = (x - hi)*scale + shift [+ residual], through the ReLU if there is one; a NaN stays a NaN."""
     plan = work.plan
     place = group.place

@@ -259,9 +259,7 @@ def two_read_plan(
     )
 
 
-def largest_that_fits(
-    recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int
-) -> tuple[Width, int]:
+def largest_that_fits(recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int) -> tuple[Width, int]:
     """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first."""
     columns = WIDEST_TILE
     while columns >= NARROWEST_TILE:

@@ -24,18 +24,28 @@ BUFFERS = (nl.sbuf, nl.psum)
 
 # What the operators compute; comparisons and logic give 1.0 and 0.0 in float32.
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b,
-    "maximum": np.maximum, "minimum": np.minimum,
-    "equal": lambda a, b: a == b, "not_equal": lambda a, b: a != b,
-    "greater_equal": lambda a, b: a >= b, "greater": lambda a, b: a > b,
-    "less_equal": lambda a, b: a <= b, "less": lambda a, b: a < b,
-    "logical_and": lambda a, b: (a != 0) & (b != 0), "logical_or": lambda a, b: (a != 0) | (b != 0),
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "equal": lambda a, b: a == b,
+    "not_equal": lambda a, b: a != b,
+    "greater_equal": lambda a, b: a >= b,
+    "greater": lambda a, b: a > b,
+    "less_equal": lambda a, b: a <= b,
+    "less": lambda a, b: a < b,
+    "logical_and": lambda a, b: (a != 0) & (b != 0),
+    "logical_or": lambda a, b: (a != 0) | (b != 0),
     "logical_xor": lambda a, b: (a != 0) ^ (b != 0),
 }
 # On unsigned integers of the operands' width.
 BITVEC: dict[str, Callable[[Any, Any], Any]] = {
-    "bitwise_and": lambda a, b: a & b, "bitwise_or": lambda a, b: a | b, "bitwise_xor": lambda a, b: a ^ b,
-    "left_shift": lambda a, b: a << b, "right_shift": lambda a, b: a >> b,
+    "bitwise_and": lambda a, b: a & b,
+    "bitwise_or": lambda a, b: a | b,
+    "bitwise_xor": lambda a, b: a ^ b,
+    "left_shift": lambda a, b: a << b,
+    "right_shift": lambda a, b: a >> b,
 }
 
 
@@ -44,8 +54,15 @@ def op(name: str) -> Any:
     return getattr(nl, name)
 
 
-def execute(call: Callable[..., Any], *arrays: Array, dtype: str = "float32", shape: Sequence[int] | None = None,
-            buffer: Any = nl.sbuf, source: Any = nl.sbuf, **options: Any) -> SimulationResult:
+def execute(
+    call: Callable[..., Any],
+    *arrays: Array,
+    dtype: str = "float32",
+    shape: Sequence[int] | None = None,
+    buffer: Any = nl.sbuf,
+    source: Any = nl.sbuf,
+    **options: Any,
+) -> SimulationResult:
     """Run ``call(dst, *tiles)``; its results, stored, are ``dst`` and what it returns in a list.
 
     Tiles hold ``arrays``, the first of them in the memory ``source``, all others in SBUF; ``dst`` lies in ``buffer``.
@@ -74,8 +91,9 @@ def record_of(result: SimulationResult, opcode: str) -> Record:
     return [record for record in result.trace if record.opcode == opcode][-1]
 
 
-def refused(match: str, call: Callable[..., Any], *arrays: Array, error: type[Exception] = NkiValidationError,
-            **options: Any) -> None:
+def refused(
+    match: str, call: Callable[..., Any], *arrays: Array, error: type[Exception] = NkiValidationError, **options: Any
+) -> None:
     """``call`` raises ``error`` with a message that matches."""
     with pytest.raises(error, match=match):
         execute(call, *arrays, **options)

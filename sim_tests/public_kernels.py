@@ -21,8 +21,11 @@ from pathlib import Path
 from public_cases import neuron_sdk, nki_library, triton_viz
 from public_cases.common import Kernel
 
-REPOSITORIES = {"triton-viz": triton_viz.kernels, "nki-library": nki_library.kernels,
-                "aws-neuron-sdk": neuron_sdk.kernels}
+REPOSITORIES = {
+    "triton-viz": triton_viz.kernels,
+    "nki-library": nki_library.kernels,
+    "aws-neuron-sdk": neuron_sdk.kernels,
+}
 
 
 def collect(checkouts: Path) -> list[Kernel]:

@@ -80,14 +80,16 @@ def test_names_work_while_modules_are_imported() -> None:
 
 
 def test_objects_enums_functions_and_dtypes_are_arguments() -> None:
-    def kernel(x: Any, frozen: Any, plain: Any, mode: Any, op: Any, shape: Any, missing: Any, text: Any,
-               dtype: Any) -> Any:
+    def kernel(
+        x: Any, frozen: Any, plain: Any, mode: Any, op: Any, shape: Any, missing: Any, text: Any, dtype: Any
+    ) -> Any:
         assert missing is None and missing == None and text == "name" and mode == Mode.double  # noqa: E711
         state = State(load(x), names=[text])
         assert state.columns == shape[1] and frozen.sizes == [1, 2]
         result = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=result, data=state.tile, op0=op, operand0=frozen.factor, op1=nl.add,
-                           operand1=plain.offset)
+        nisa.tensor_scalar(
+            dst=result, data=state.tile, op0=op, operand0=frozen.factor, op1=nl.add, operand1=plain.offset
+        )
         return store(result)
 
     result = simulate(kernel, X, Frozen(2.0), Plain(0.5), Mode.double, nl.multiply, (64, 48), None, "name", nl.float32)
@@ -318,10 +320,18 @@ def test_accumulators_collect_over_calls_also_with_fewer_partitions() -> None:
         tile, scratch = load(x), nl.ndarray(x.shape, nl.float32, buffer=nl.sbuf)
         total = nl.ndarray((64, 1), nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=scratch, op=nl.square, data=tile, reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.reset_reduce)
-        nisa.activation(dst=scratch[0:32], op=nl.copy, data=tile[0:32], reduce_op=nl.add,
-                        reduce_cmd=nisa.reduce_cmd.reduce)
-        nisa.activation(dst=scratch, op=nl.copy, data=tile, scale=3.0, reduce_op=nl.add, reduce_res=total,
-                        reduce_cmd=nisa.reduce_cmd.reduce)
+        nisa.activation(
+            dst=scratch[0:32], op=nl.copy, data=tile[0:32], reduce_op=nl.add, reduce_cmd=nisa.reduce_cmd.reduce
+        )
+        nisa.activation(
+            dst=scratch,
+            op=nl.copy,
+            data=tile,
+            scale=3.0,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reduce,
+        )
         return store(total)
 
     wide = X.astype(np.float64)

@@ -16,15 +16,24 @@ from launching import nisa, nl
 X = values(64, 24)
 ONE = np.zeros((64, 1), F32)
 COMPARISONS: dict[str, Callable[[Any], Any]] = {
-    "equal": lambda a: a == 0, "not_equal": lambda a: a != 0, "less": lambda a: a < 0, "less_equal": lambda a: a <= 0,
-    "greater": lambda a: a > 0, "greater_equal": lambda a: a >= 0,
+    "equal": lambda a: a == 0,
+    "not_equal": lambda a: a != 0,
+    "less": lambda a: a < 0,
+    "less_equal": lambda a: a <= 0,
+    "greater": lambda a: a > 0,
+    "greater_equal": lambda a: a >= 0,
 }
 
 
 def affine(partitions: int, pattern: list[list[int]], offset: int = 0, multiplier: int = 0) -> Any:
     """offset + partition * multiplier + sum of index * step, one row per partition."""
-    rows = [[offset + p * multiplier + sum(i * step for i, (step, _) in zip(index, pattern, strict=True))
-             for index in np.ndindex(*[count for _, count in pattern])] for p in range(partitions)]
+    rows = [
+        [
+            offset + p * multiplier + sum(i * step for i, (step, _) in zip(index, pattern, strict=True))
+            for index in np.ndindex(*[count for _, count in pattern])
+        ]
+        for p in range(partitions)
+    ]
     return np.array(rows, np.int64)
 
 
@@ -44,22 +53,30 @@ def test_iota(pattern: list[tuple[int, int]], offset: int, multiplier: int, part
     same(result, expected.astype(np.int32))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.float16, BF16, F32, FP8],
-                         ids=str)
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.float16, BF16, F32, FP8], ids=str
+)
 def test_iota_casts(dtype: Any) -> None:
     expected = affine(64, [[3, 2], [1, 12]], 5, 4)
-    result = computed(iota([[3, 2], [1, 12]], offset=5, channel_multiplier=4), ONE, dtype=np.dtype(dtype).name,
-                      shape=(64, 4, 6))
+    result = computed(
+        iota([[3, 2], [1, 12]], offset=5, channel_multiplier=4), ONE, dtype=np.dtype(dtype).name, shape=(64, 4, 6)
+    )
     same(result.reshape(64, 24), written(expected, dtype))
 
 
 def test_iota_is_int32() -> None:
-    same(computed(iota([[1, 3]], 2**24), ONE, dtype="int32", shape=(64, 3)),
-         np.tile(np.arange(2**24, 2**24 + 3, dtype=np.int32), (64, 1)))
-    same(computed(iota([[1, 3]], 2**31 - 2), ONE[:1], dtype="uint32", shape=(1, 3)),
-         np.array([[2**31 - 2, 2**31 - 1, 2**31]], np.uint32))
-    same(computed(iota([[1, 2]], 2**31 - 1), ONE[:1], dtype="int32", shape=(1, 2)),
-         np.array([[2**31 - 1, -(2**31)]], np.int32))
+    same(
+        computed(iota([[1, 3]], 2**24), ONE, dtype="int32", shape=(64, 3)),
+        np.tile(np.arange(2**24, 2**24 + 3, dtype=np.int32), (64, 1)),
+    )
+    same(
+        computed(iota([[1, 3]], 2**31 - 2), ONE[:1], dtype="uint32", shape=(1, 3)),
+        np.array([[2**31 - 2, 2**31 - 1, 2**31]], np.uint32),
+    )
+    same(
+        computed(iota([[1, 2]], 2**31 - 1), ONE[:1], dtype="int32", shape=(1, 2)),
+        np.array([[2**31 - 1, -(2**31)]], np.int32),
+    )
 
 
 def test_partitions_count_from_the_destination() -> None:
@@ -84,12 +101,15 @@ def test_registers_are_offsets() -> None:
     same(masked, np.where(np.arange(24) == 7, X[:1], F32(0)))
 
 
-@pytest.mark.parametrize("match, arguments, shape", [
-    ("pattern must have at most 4 pairs", ([[1, 1]] * 5,), (64, 1)),
-    ("has 6 elements, dst has 24 per partition", ([[1, 6]],), (64, 24)),
-    ("has 0 elements", ([[1, 0]],), (64, 24)),
-    (r"pairs \[step, count\], got \[\[1, 2, 3\]\]", ([[1, 2, 3]],), (64, 24)),
-])
+@pytest.mark.parametrize(
+    "match, arguments, shape",
+    [
+        ("pattern must have at most 4 pairs", ([[1, 1]] * 5,), (64, 1)),
+        ("has 6 elements, dst has 24 per partition", ([[1, 6]],), (64, 24)),
+        ("has 0 elements", ([[1, 0]],), (64, 24)),
+        (r"pairs \[step, count\], got \[\[1, 2, 3\]\]", ([[1, 2, 3]],), (64, 24)),
+    ],
+)
 def test_iota_refuses(match: str, arguments: Any, shape: Any) -> None:
     refused(match, iota(*arguments), ONE, shape=shape)
 
@@ -155,16 +175,19 @@ def test_affine_select_in_place_and_of_other_ranks() -> None:
     same(computed(call, X.reshape(64, 4, 6), shape=(64, 24)), np.where(mask, X, F32(1)))
 
 
-@pytest.mark.parametrize("match, arguments, options", [
-    ("cmp_op nl.add is no comparison", ([[1, 24]], 0, 0.0, nl.add), {}),
-    ("cmp_op nl.logical_and is no comparison", ([[1, 24]], 0, 0.0, nl.logical_and), {}),
-    ("has 12 elements, dst has 24 per partition", ([[1, 12]], 0, 0.0), {}),
-    ("at most 4 pairs", ([[1, 1]] * 5, 0, 0.0), {}),
-    ("on_true_tile is in psum; accepted: sbuf", ([[1, 24]], 0, 0.0), {"source": nl.psum}),
-    ("dst is in psum; accepted: sbuf", ([[1, 24]], 0, 0.0), {"buffer": nl.psum}),
-    ("dst has 12 elements per partition, on_true_tile has 24", ([[1, 24]], 0, 0.0), {"shape": (64, 12)}),
-    ("dst has 32 partitions, on_true_tile has 64", ([[1, 24]], 0, 0.0), {"shape": (32, 24)}),
-])
+@pytest.mark.parametrize(
+    "match, arguments, options",
+    [
+        ("cmp_op nl.add is no comparison", ([[1, 24]], 0, 0.0, nl.add), {}),
+        ("cmp_op nl.logical_and is no comparison", ([[1, 24]], 0, 0.0, nl.logical_and), {}),
+        ("has 12 elements, dst has 24 per partition", ([[1, 12]], 0, 0.0), {}),
+        ("at most 4 pairs", ([[1, 1]] * 5, 0, 0.0), {}),
+        ("on_true_tile is in psum; accepted: sbuf", ([[1, 24]], 0, 0.0), {"source": nl.psum}),
+        ("dst is in psum; accepted: sbuf", ([[1, 24]], 0, 0.0), {"buffer": nl.psum}),
+        ("dst has 12 elements per partition, on_true_tile has 24", ([[1, 24]], 0, 0.0), {"shape": (64, 12)}),
+        ("dst has 32 partitions, on_true_tile has 64", ([[1, 24]], 0, 0.0), {"shape": (32, 24)}),
+    ],
+)
 def test_affine_select_refuses(match: str, arguments: Any, options: Any) -> None:
     refused(match, select(*arguments), X, **options)
 
@@ -173,5 +196,9 @@ def test_affine_select_refuses_types() -> None:
     refused("on_false_value must be a number, got None", select([[1, 24]], 0, None), X, error=TypeError)
     refused("cmp_op must be an operator", select([[1, 24]], 0, 0.0, "equal"), X, error=TypeError)
     # The order of early releases, with offset third.
-    refused("on_true_tile must be a tensor", lambda dst, a: nisa.affine_select(dst, [[1, 24]], 0, 0, a, 0.0), X,
-            error=TypeError)
+    refused(
+        "on_true_tile must be a tensor",
+        lambda dst, a: nisa.affine_select(dst, [[1, 24]], 0, 0, a, 0.0),
+        X,
+        error=TypeError,
+    )

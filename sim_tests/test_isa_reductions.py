@@ -37,8 +37,12 @@ POWERS = (2.0 ** np.random.default_rng(5).integers(-2, 3, (64, 24))).astype(F32)
 BITS = np.random.default_rng(6).integers(0, 2**16, (64, 24)).astype(np.uint16)
 
 REDUCTIONS: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "add": (WHOLE, np.sum), "multiply": (POWERS, np.prod), "maximum": (X, np.max), "minimum": (X, np.min),
-    "max": (X, np.max), "min": (X, np.min),
+    "add": (WHOLE, np.sum),
+    "multiply": (POWERS, np.prod),
+    "maximum": (X, np.max),
+    "minimum": (X, np.min),
+    "max": (X, np.max),
+    "min": (X, np.min),
     "subtract": (WHOLE, lambda a, axis: 2 * a.take(0, axis) - a.sum(axis)),
     "logical_and": (WHOLE, lambda a, axis: np.all(a != 0, axis)),
     "logical_or": (WHOLE, lambda a, axis: np.any(a != 0, axis)),
@@ -104,8 +108,10 @@ def test_tensor_reduce_sums_in_float32_and_casts(dtype: Any) -> None:
 @pytest.mark.parametrize("source", BUFFERS)
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_tensor_reduce_reads_and_writes_psum(source: Any, buffer: Any) -> None:
-    same(computed(reduce(nl.add, [2]), WHOLE.reshape(64, 4, 6), shape=(64, 4), source=source, buffer=buffer),
-         WHOLE.reshape(64, 4, 6).sum(2))
+    same(
+        computed(reduce(nl.add, [2]), WHOLE.reshape(64, 4, 6), shape=(64, 4), source=source, buffer=buffer),
+        WHOLE.reshape(64, 4, 6).sum(2),
+    )
 
 
 def test_tensor_reduce_of_views_and_into_its_own_input() -> None:
@@ -116,10 +122,18 @@ def test_tensor_reduce_of_views_and_into_its_own_input() -> None:
     expected = WHOLE.copy()
     expected[:, 0] = WHOLE.sum(1)
     same(computed(call, WHOLE), expected)
-    same(computed(lambda dst, d: nisa.tensor_reduce(dst, nl.add, d.permute((0, 2, 1)), 2), WHOLE.reshape(64, 4, 6),
-                  shape=(64, 6)), WHOLE.reshape(64, 4, 6).sum(1))
-    same(computed(lambda dst, d: nisa.tensor_reduce(dst, nl.add, d[:, 1:24:3], 1), WHOLE, shape=(64, 1)),
-         WHOLE[:, 1::3].sum(1, keepdims=True))
+    same(
+        computed(
+            lambda dst, d: nisa.tensor_reduce(dst, nl.add, d.permute((0, 2, 1)), 2),
+            WHOLE.reshape(64, 4, 6),
+            shape=(64, 6),
+        ),
+        WHOLE.reshape(64, 4, 6).sum(1),
+    )
+    same(
+        computed(lambda dst, d: nisa.tensor_reduce(dst, nl.add, d[:, 1:24:3], 1), WHOLE, shape=(64, 1)),
+        WHOLE[:, 1::3].sum(1, keepdims=True),
+    )
 
 
 def test_order_of_summation() -> None:
@@ -161,8 +175,23 @@ def test_tensor_reduce_refuses_what_is_no_axis(axis: Any) -> None:
     refused("axis must be an integer or a tuple", reduce(nl.add, axis), CUBE, shape=(64, 6), error=TypeError)
 
 
-@pytest.mark.parametrize("name", ["equal", "greater", "less", "left_shift", "right_shift", "power", "abs", "invert",
-                                  "rsqrt", "abs_max", "bypass", "average"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "equal",
+        "greater",
+        "less",
+        "left_shift",
+        "right_shift",
+        "power",
+        "abs",
+        "invert",
+        "rsqrt",
+        "abs_max",
+        "bypass",
+        "average",
+    ],
+)
 def test_tensor_reduce_refuses_operators(name: str) -> None:
     refused(f"op nl.{name} is not accepted", reduce(op(name), 1), X, shape=(64, 1))
 
@@ -233,8 +262,10 @@ def test_tensor_scalar_reduce_first_stage(name: str) -> None:
 
     operand = WHOLE[:, :1].copy()
     dst, total, second, other = computed(call, WHOLE, operand)
-    for tile, sums, wanted in ((dst, total, ARITHMETIC[name](WHOLE, operand)),
-                               (other, second, ARITHMETIC[name](WHOLE, F32(3)))):
+    for tile, sums, wanted in (
+        (dst, total, ARITHMETIC[name](WHOLE, operand)),
+        (other, second, ARITHMETIC[name](WHOLE, F32(3))),
+    ):
         same(tile, wanted.astype(F32))
         same(sums, wanted.astype(F32).sum(1, keepdims=True))
 
@@ -305,8 +336,9 @@ def test_one_accumulator_runs_through_several_instructions_in_sequence() -> None
 def test_tensor_scalar_reduce_pointers_and_record() -> None:
     def call(dst: Any, data: Any, operand: Any) -> list[Any]:
         result = column()
-        nisa.tensor_scalar_reduce(dst, data, nl.multiply, operand, nl.maximum, result, reduce_cmd=CMD.load_reduce,
-                                  reduce_init=operand)
+        nisa.tensor_scalar_reduce(
+            dst, data, nl.multiply, operand, nl.maximum, result, reduce_cmd=CMD.load_reduce, reduce_init=operand
+        )
         return [result]
 
     result = execute(call, X, COLUMN, numerics="trn2")
@@ -315,49 +347,96 @@ def test_tensor_scalar_reduce_pointers_and_record() -> None:
     same(maximum, np.maximum((X * pointer(COLUMN)).max(1, keepdims=True), pointer(COLUMN)))
     record = record_of(result, "tensor_scalar_reduce")
     assert record.engine == "vector" and len(record.reads) == 3 and len(record.writes) == 2
-    assert record.attributes == {"ops": ("multiply",), "pointers": 2, "reduce_op": "maximum",
-                                 "reduce_cmd": "load_reduce", "read_out": True}
+    assert record.attributes == {
+        "ops": ("multiply",),
+        "pointers": 2,
+        "reduce_op": "maximum",
+        "reduce_cmd": "load_reduce",
+        "read_out": True,
+    }
 
 
-@pytest.mark.parametrize("match, arguments, keywords, dtype", [
-    ("reduce_op nl.subtract is not accepted; accepted: add, multiply, maximum, minimum", (nl.add, 1, nl.subtract), {},
-     "float32"),
-    ("reduce_op nl.logical_or is not accepted", (nl.add, 1, nl.logical_or), {}, "float32"),
-    ("reduce_op nl.bitwise_or is not accepted", (nl.add, 1, nl.bitwise_or), {}, "int32"),
-    ("op0 nl.bitwise_or is a bitvec operator", (nl.bitwise_or, 1, nl.add), {}, "int32"),
-    ("op0 nl.rsqrt does not exist on vector", (nl.rsqrt, 0, nl.add), {}, "float32"),
-    ("op0 nl.abs is unary", (nl.abs, 1, nl.add), {}, "float32"),
-    ("op0 nl.square needs gen4", (nl.square, 0, nl.add), {}, "float32"),
-    ("reduce_cmd idle is not accepted", (nl.add, 1, nl.add), {"reduce_cmd": CMD.idle}, "float32"),
-    ("reduce_cmd reset is not accepted", (nl.add, 1, nl.add), {"reduce_cmd": CMD.reset}, "float32"),
-    ("reduce_init belongs to reduce_cmd load_reduce, got 0.0 with reset_reduce", (nl.add, 1, nl.add),
-     {"reduce_init": 0.0}, "float32"),
-    ("reduce_init belongs to reduce_cmd load_reduce, got None", (nl.add, 1, nl.add), {"reduce_cmd": CMD.load_reduce},
-     "float32"),
-    ("reverse0 is not supported", (nl.subtract, 1, nl.add), {"reverse0": True}, "float32"),
-])
+@pytest.mark.parametrize(
+    "match, arguments, keywords, dtype",
+    [
+        (
+            "reduce_op nl.subtract is not accepted; accepted: add, multiply, maximum, minimum",
+            (nl.add, 1, nl.subtract),
+            {},
+            "float32",
+        ),
+        ("reduce_op nl.logical_or is not accepted", (nl.add, 1, nl.logical_or), {}, "float32"),
+        ("reduce_op nl.bitwise_or is not accepted", (nl.add, 1, nl.bitwise_or), {}, "int32"),
+        ("op0 nl.bitwise_or is a bitvec operator", (nl.bitwise_or, 1, nl.add), {}, "int32"),
+        ("op0 nl.rsqrt does not exist on vector", (nl.rsqrt, 0, nl.add), {}, "float32"),
+        ("op0 nl.abs is unary", (nl.abs, 1, nl.add), {}, "float32"),
+        ("op0 nl.square needs gen4", (nl.square, 0, nl.add), {}, "float32"),
+        ("reduce_cmd idle is not accepted", (nl.add, 1, nl.add), {"reduce_cmd": CMD.idle}, "float32"),
+        ("reduce_cmd reset is not accepted", (nl.add, 1, nl.add), {"reduce_cmd": CMD.reset}, "float32"),
+        (
+            "reduce_init belongs to reduce_cmd load_reduce, got 0.0 with reset_reduce",
+            (nl.add, 1, nl.add),
+            {"reduce_init": 0.0},
+            "float32",
+        ),
+        (
+            "reduce_init belongs to reduce_cmd load_reduce, got None",
+            (nl.add, 1, nl.add),
+            {"reduce_cmd": CMD.load_reduce},
+            "float32",
+        ),
+        ("reverse0 is not supported", (nl.subtract, 1, nl.add), {"reverse0": True}, "float32"),
+    ],
+)
 def test_tensor_scalar_reduce_refuses(match: str, arguments: Any, keywords: Any, dtype: str) -> None:
-    refused(match, lambda dst, d: nisa.tensor_scalar_reduce(dst, d, *arguments, **keywords), WHOLE.astype(dtype),
-            dtype=dtype)
+    refused(
+        match,
+        lambda dst, d: nisa.tensor_scalar_reduce(dst, d, *arguments, **keywords),
+        WHOLE.astype(dtype),
+        dtype=dtype,
+    )
 
 
 def test_tensor_scalar_reduce_refuses_operands() -> None:
-    refused("operand0 must be float32, got bfloat16",
-            lambda dst, d, c: nisa.tensor_scalar_reduce(dst, d, nl.add, c, nl.add), X, COLUMN.astype(BF16))
-    refused("reduce_init must be float32, got bfloat16", lambda dst, d, c: nisa.tensor_scalar_reduce(
-        dst, d, nl.add, 1, nl.add, reduce_cmd=CMD.load_reduce, reduce_init=c), X, COLUMN.astype(BF16))
-    refused(r"reduce_res must have shape \(64, 1\), got \(64, 24\)",
-            lambda dst, d: nisa.tensor_scalar_reduce(dst, d, nl.add, 1, nl.add, d), X)
-    refused("reduce_cmd must be a member", lambda dst, d: nisa.tensor_scalar_reduce(
-        dst, d, nl.add, 1, nl.add, reduce_cmd="reduce"), X, error=TypeError)
-    refused("dst has 12 elements per partition, data has 24",
-            lambda dst, d: nisa.tensor_scalar_reduce(dst, d, nl.add, 1, nl.add), X, shape=(64, 12))
+    refused(
+        "operand0 must be float32, got bfloat16",
+        lambda dst, d, c: nisa.tensor_scalar_reduce(dst, d, nl.add, c, nl.add),
+        X,
+        COLUMN.astype(BF16),
+    )
+    refused(
+        "reduce_init must be float32, got bfloat16",
+        lambda dst, d, c: nisa.tensor_scalar_reduce(
+            dst, d, nl.add, 1, nl.add, reduce_cmd=CMD.load_reduce, reduce_init=c
+        ),
+        X,
+        COLUMN.astype(BF16),
+    )
+    refused(
+        r"reduce_res must have shape \(64, 1\), got \(64, 24\)",
+        lambda dst, d: nisa.tensor_scalar_reduce(dst, d, nl.add, 1, nl.add, d),
+        X,
+    )
+    refused(
+        "reduce_cmd must be a member",
+        lambda dst, d: nisa.tensor_scalar_reduce(dst, d, nl.add, 1, nl.add, reduce_cmd="reduce"),
+        X,
+        error=TypeError,
+    )
+    refused(
+        "dst has 12 elements per partition, data has 24",
+        lambda dst, d: nisa.tensor_scalar_reduce(dst, d, nl.add, 1, nl.add),
+        X,
+        shape=(64, 12),
+    )
 
 
 def test_gen4_has_more_unary_operators() -> None:
     for operator, expected in ((nl.square, X * X), (nl.relu, np.maximum(X, 0))):
-        same(computed(lambda dst, d, f=operator: nisa.tensor_scalar_reduce(dst, d, f, None, nl.add), X, target="trn3"),
-             expected)
+        same(
+            computed(lambda dst, d, f=operator: nisa.tensor_scalar_reduce(dst, d, f, None, nl.add), X, target="trn3"),
+            expected,
+        )
 
 
 # --- tensor_partition_reduce -----------------------------------------------------------------------------------------
@@ -367,8 +446,9 @@ def partition_reduce(operator: Any) -> Callable[..., Any]:
     return lambda dst, data: nisa.tensor_partition_reduce(dst, operator, data)
 
 
-@pytest.mark.parametrize("name, function", [("add", np.sum), ("average", np.mean), ("max", np.max),
-                                            ("maximum", np.max)])
+@pytest.mark.parametrize(
+    "name, function", [("add", np.sum), ("average", np.mean), ("max", np.max), ("maximum", np.max)]
+)
 @pytest.mark.parametrize("accumulate", ["pairwise", "sequential"])
 def test_tensor_partition_reduce(name: str, function: Any, accumulate: str) -> None:
     result = execute(partition_reduce(op(name)), WHOLE.reshape(64, 4, 6), shape=(1, 24), accumulate=accumulate)
@@ -379,12 +459,16 @@ def test_tensor_partition_reduce(name: str, function: Any, accumulate: str) -> N
 
 def test_tensor_partition_reduce_casts_and_keeps_bits() -> None:
     data = (7 * X).astype(BF16)
-    same(computed(partition_reduce(nl.max), data, shape=(1, 24), dtype="int8"),
-         written(data.astype(F32).max(0, keepdims=True), np.int8))
+    same(
+        computed(partition_reduce(nl.max), data, shape=(1, 24), dtype="int8"),
+        written(data.astype(F32).max(0, keepdims=True), np.int8),
+    )
     for name in ("bitwise_and", "bitwise_or"):
         bits = BITS | 0x8001 if name == "bitwise_and" else BITS
-        same(computed(partition_reduce(op(name)), bits, shape=(1, 24), dtype="uint16"),
-             BITWISE[name].reduce(bits, axis=0, keepdims=True))
+        same(
+            computed(partition_reduce(op(name)), bits, shape=(1, 24), dtype="uint16"),
+            BITWISE[name].reduce(bits, axis=0, keepdims=True),
+        )
 
 
 def test_tensor_partition_reduce_refuses() -> None:

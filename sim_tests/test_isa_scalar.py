@@ -58,12 +58,30 @@ def sigmoid_gelu(x: Any) -> Any:
 
 
 REFERENCE: dict[str, Callable[[Any], Any]] = {
-    "copy": lambda x: x, "square": lambda x: x * x, "sigmoid": torch.sigmoid, "relu": torch.relu, "gelu": gelu,
-    "gelu_dx": derivative(gelu), "gelu_apprx_tanh": tanh_gelu,
-    "gelu_apprx_sigmoid": sigmoid_gelu, "gelu_apprx_sigmoid_dx": derivative(sigmoid_gelu), "silu": tf.silu,
-    "silu_dx": derivative(tf.silu), "tanh": torch.tanh, "softplus": lambda x: torch.log1p(torch.exp(x)),
-    "mish": tf.mish, "erf": torch.erf, "erf_dx": derivative(torch.erf), "exp": torch.exp, "arctan": torch.arctan,
-    "sign": torch.sign, "abs": torch.abs, "sin": torch.sin, "log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "copy": lambda x: x,
+    "square": lambda x: x * x,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "gelu": gelu,
+    "gelu_dx": derivative(gelu),
+    "gelu_apprx_tanh": tanh_gelu,
+    "gelu_apprx_sigmoid": sigmoid_gelu,
+    "gelu_apprx_sigmoid_dx": derivative(sigmoid_gelu),
+    "silu": tf.silu,
+    "silu_dx": derivative(tf.silu),
+    "tanh": torch.tanh,
+    "softplus": lambda x: torch.log1p(torch.exp(x)),
+    "mish": tf.mish,
+    "erf": torch.erf,
+    "erf_dx": derivative(torch.erf),
+    "exp": torch.exp,
+    "arctan": torch.arctan,
+    "sign": torch.sign,
+    "abs": torch.abs,
+    "sin": torch.sin,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal,
 }
 
@@ -121,8 +139,9 @@ def test_other_functions_are_exact_outside_their_range() -> None:
 @pytest.mark.parametrize("function", [nl.copy, nl.square])
 def test_scale_and_bias(scale: str, bias: str, function: Any) -> None:
     def call(dst: Any, data: Any, s: Any, b: Any) -> None:
-        nisa.activation(dst, function, data, {"none": None, "number": 0.3, "column": b}[bias],
-                        s if scale == "column" else 1.7)
+        nisa.activation(
+            dst, function, data, {"none": None, "number": 0.3, "column": b}[bias], s if scale == "column" else 1.7
+        )
 
     expected = X * (SCALE if scale == "column" else F32(1.7))
     if bias != "none":
@@ -138,8 +157,9 @@ def test_numpy_numbers_are_numbers() -> None:
 def test_any_dtypes(dtype: Any) -> None:
     data = np.abs(10 * X).astype(dtype)
     bias = np.abs(10 * BIAS).astype(dtype)
-    result = computed(lambda dst, d, b: nisa.activation(dst, nl.copy, d, bias=b, scale=1.5), data, bias,
-                      dtype=np.dtype(dtype).name)
+    result = computed(
+        lambda dst, d, b: nisa.activation(dst, nl.copy, d, bias=b, scale=1.5), data, bias, dtype=np.dtype(dtype).name
+    )
     same(result, written(data.astype(F32) * F32(1.5) + bias.astype(F32), dtype))
 
 
@@ -174,8 +194,13 @@ def test_both_columns_are_rounded() -> None:
     same(result.outputs, X * pointer(SCALE) + pointer(BIAS))
     record = record_of(result, "activation")
     assert record.engine == "scalar" and [access.shape for access in record.reads] == [(64, 24), (64, 1), (64, 1)]
-    assert record.attributes == {"function": "copy", "pointers": 2, "reduce_op": "add", "reduce_cmd": "idle",
-                                 "read_out": False}
+    assert record.attributes == {
+        "function": "copy",
+        "pointers": 2,
+        "reduce_op": "add",
+        "reduce_cmd": "idle",
+        "read_out": False,
+    }
 
 
 # --- accumulators ----------------------------------------------------------------------------------------------------
@@ -200,8 +225,14 @@ def test_commands_reset_add_and_leave_alone() -> None:
     other = np.flip(WHOLE).copy()
     dst, *read = computed(call, WHOLE, other)
     squares, plain = (WHOLE * WHOLE).sum(1, keepdims=True), other.sum(1, keepdims=True)
-    expected = [squares, squares + plain, squares + plain, squares + 2 * plain, 0 * plain,
-                2 * WHOLE.sum(1, keepdims=True)]
+    expected = [
+        squares,
+        squares + plain,
+        squares + plain,
+        squares + 2 * plain,
+        0 * plain,
+        2 * WHOLE.sum(1, keepdims=True),
+    ]
     for actual, wanted in zip(read, expected, strict=True):
         same(actual, wanted)
     same(dst, 2 * WHOLE)
@@ -224,8 +255,10 @@ def test_only_the_lanes_of_an_instruction_change() -> None:
 
 
 def test_accumulators_are_zero_at_the_start_and_belong_to_a_run() -> None:
-    call = lambda dst, a: [nisa.activation(dst, nl.copy, a, reduce_op=nl.add, reduce_res=a[:, 0:1],  # noqa: E731
-                                           reduce_cmd=CMD.reduce) and a]
+    def call(dst: Any, a: Any) -> list[Any]:
+        nisa.activation(dst, nl.copy, a, reduce_op=nl.add, reduce_res=a[:, 0:1], reduce_cmd=CMD.reduce)
+        return [a]
+
     for _ in range(2):
         same(computed(call, WHOLE)[1][:, :1], WHOLE.sum(1, keepdims=True))
 
@@ -307,13 +340,16 @@ def test_activation_reduce_resets_adds_and_reads_out() -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("match, keywords", [
-    ("reduce_op nl.maximum is not accepted; accepted: add", {"reduce_op": nl.maximum, "reduce_cmd": CMD.reduce}),
-    ("reduce_op nl.multiply is not accepted", {"reduce_op": nl.multiply}),
-    ("reduce_cmd load_reduce is not accepted", {"reduce_op": nl.add, "reduce_cmd": CMD.load_reduce}),
-    ("reduce_cmd reduce needs reduce_op=nl.add", {"reduce_cmd": CMD.reduce}),
-    ("reduce_cmd reset_reduce needs reduce_op=nl.add", {"reduce_cmd": CMD.reset_reduce}),
-])
+@pytest.mark.parametrize(
+    "match, keywords",
+    [
+        ("reduce_op nl.maximum is not accepted; accepted: add", {"reduce_op": nl.maximum, "reduce_cmd": CMD.reduce}),
+        ("reduce_op nl.multiply is not accepted", {"reduce_op": nl.multiply}),
+        ("reduce_cmd load_reduce is not accepted", {"reduce_op": nl.add, "reduce_cmd": CMD.load_reduce}),
+        ("reduce_cmd reduce needs reduce_op=nl.add", {"reduce_cmd": CMD.reduce}),
+        ("reduce_cmd reset_reduce needs reduce_op=nl.add", {"reduce_cmd": CMD.reset_reduce}),
+    ],
+)
 def test_activation_refuses_reductions(match: str, keywords: Any) -> None:
     refused(match, activate(nl.copy, **keywords), X)
 
@@ -330,38 +366,70 @@ def test_prelu_has_no_documented_slope() -> None:
 def test_activation_refuses_operands() -> None:
     half = SCALE.astype(BF16)
     refused("scale must be float32, got bfloat16", lambda dst, d, s: nisa.activation(dst, nl.copy, d, scale=s), X, half)
-    refused(r"bias must have shape \(64, 1\), got \(64, 24\)",
-            lambda dst, d, b: nisa.activation(dst, nl.copy, d, b), X, Y)
-    refused(r"bias must have shape \(64, 1\), got \(32, 1\)",
-            lambda dst, d, b: nisa.activation(dst, nl.copy, d, b[0:32]), X, BIAS)
+    refused(
+        r"bias must have shape \(64, 1\), got \(64, 24\)", lambda dst, d, b: nisa.activation(dst, nl.copy, d, b), X, Y
+    )
+    refused(
+        r"bias must have shape \(64, 1\), got \(32, 1\)",
+        lambda dst, d, b: nisa.activation(dst, nl.copy, d, b[0:32]),
+        X,
+        BIAS,
+    )
     refused(r"scale must have shape \(64, 1\)", lambda dst, d, s: nisa.activation(dst, nl.copy, d, scale=s), X, Y)
     refused("bias is tfloat32", lambda dst, d: nisa.activation(dst, nl.copy, d, nl.ndarray((64, 1), nl.tfloat32)), X)
     refused("scale must be a number", lambda dst, d: nisa.activation(dst, nl.copy, d, scale=None), X, error=TypeError)
     refused("op must be an operator", lambda dst, d: nisa.activation(dst, np.exp, d), X, error=TypeError)
-    refused("reduce_cmd must be a member", lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_cmd=2), X,
-            error=TypeError)
-    refused(r"reduce_res must have shape \(64, 1\), got \(64, 2\)",
-            lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_res=nl.ndarray((64, 2), nl.float32)), X)
-    refused("reduce_res must be a tensor", lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_res=1.0), X,
-            error=TypeError)
+    refused(
+        "reduce_cmd must be a member", lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_cmd=2), X, error=TypeError
+    )
+    refused(
+        r"reduce_res must have shape \(64, 1\), got \(64, 2\)",
+        lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_res=nl.ndarray((64, 2), nl.float32)),
+        X,
+    )
+    refused(
+        "reduce_res must be a tensor",
+        lambda dst, d: nisa.activation(dst, nl.copy, d, reduce_res=1.0),
+        X,
+        error=TypeError,
+    )
     refused("dst has 12 elements per partition, data has 24", activate(nl.copy), X, shape=(64, 12))
-    refused("data is in private_hbm", lambda dst, d: nisa.activation(
-        dst, nl.copy, nl.ndarray((64, 24), nl.float32, buffer=nl.private_hbm)), X)
+    refused(
+        "data is in private_hbm",
+        lambda dst, d: nisa.activation(dst, nl.copy, nl.ndarray((64, 24), nl.float32, buffer=nl.private_hbm)),
+        X,
+    )
 
 
 def test_activation_reduce_refuses() -> None:
-    refused("activation_reduce reduce_op nl.maximum is not accepted",
-            lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.maximum, None), X)
-    refused("missing 1 required positional argument: 'reduce_res'",
-            lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.add), X, error=TypeError)
-    refused("unexpected keyword", lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.add, None,
-                                                                        reduce_cmd=CMD.reduce), X, error=TypeError)
+    refused(
+        "activation_reduce reduce_op nl.maximum is not accepted",
+        lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.maximum, None),
+        X,
+    )
+    refused(
+        "missing 1 required positional argument: 'reduce_res'",
+        lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.add),
+        X,
+        error=TypeError,
+    )
+    refused(
+        "unexpected keyword",
+        lambda dst, d: nisa.activation_reduce(dst, nl.copy, d, nl.add, None, reduce_cmd=CMD.reduce),
+        X,
+        error=TypeError,
+    )
 
 
 def test_gen2_takes_no_number_as_bias_and_no_bias_with_reciprocal() -> None:
     refused("bias must be a tile of shape .P, 1. on gen2", activate(nl.copy, bias=0.5), X, target="trn1")
-    refused("op nl.reciprocal takes no bias on gen2",
-            lambda dst, d, b: nisa.activation(dst, nl.reciprocal, d, b), X, BIAS, target="trn1")
+    refused(
+        "op nl.reciprocal takes no bias on gen2",
+        lambda dst, d, b: nisa.activation(dst, nl.reciprocal, d, b),
+        X,
+        BIAS,
+        target="trn1",
+    )
     same(computed(lambda dst, d, b: nisa.activation(dst, nl.copy, d, b), X, BIAS, target="trn1"), X + BIAS)
     same(computed(activate(nl.copy, scale=2.0), X, target="trn1"), 2 * X)
     for target in ("trn2", "trn3"):

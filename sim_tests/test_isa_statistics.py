@@ -29,8 +29,11 @@ def moments(data: Any) -> Any:
     for parity in (0, 1):
         lane = data[:, parity::2].astype(np.float64)
         empty = np.zeros(len(data))
-        columns += [np.full(len(data), lane.shape[1]), lane.mean(1) if lane.size else empty,
-                    lane.var(1) * lane.shape[1] if lane.size else empty]
+        columns += [
+            np.full(len(data), lane.shape[1]),
+            lane.mean(1) if lane.size else empty,
+            lane.var(1) * lane.shape[1] if lane.size else empty,
+        ]
     return np.stack(columns, axis=1)
 
 
@@ -77,10 +80,14 @@ def test_bn_stats_in_psum(source: Any, buffer: Any) -> None:
 def test_bn_stats_of_ranks_and_strided_views() -> None:
     data = values(64, 24)
     same(stats(data.reshape(64, 4, 6)), stats(data))
-    same(computed(lambda dst, d: nisa.bn_stats(dst, d[:, 1:24:3]), data, shape=(64, 6)),
-         stats(np.ascontiguousarray(data[:, 1::3])))
-    same(computed(lambda dst, d: nisa.bn_stats(dst, d.permute((0, 2, 1))), data.reshape(64, 4, 6), shape=(64, 2, 3)),
-         stats(np.ascontiguousarray(data.reshape(64, 4, 6).transpose(0, 2, 1))).reshape(64, 2, 3))
+    same(
+        computed(lambda dst, d: nisa.bn_stats(dst, d[:, 1:24:3]), data, shape=(64, 6)),
+        stats(np.ascontiguousarray(data[:, 1::3])),
+    )
+    same(
+        computed(lambda dst, d: nisa.bn_stats(dst, d.permute((0, 2, 1))), data.reshape(64, 4, 6), shape=(64, 2, 3)),
+        stats(np.ascontiguousarray(data.reshape(64, 4, 6).transpose(0, 2, 1))).reshape(64, 2, 3),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,8 +106,9 @@ def test_constant_rows_of_several_pieces(value: float, columns: int) -> None:
     same(whole(np.full((4, columns), value, F32)), np.array([[value, 0]] * 4, F32))
 
 
-@pytest.mark.parametrize("mean, spread", [(0, 1), (1000, 0.1), (1e4, 0.01), (1e6, 1), (-3, 1e-6), (0, 1e-15),
-                                          (0, 1e15)])
+@pytest.mark.parametrize(
+    "mean, spread", [(0, 1), (1000, 0.1), (1e4, 0.01), (1e6, 1), (-3, 1e-6), (0, 1e-15), (0, 1e15)]
+)
 @pytest.mark.parametrize("accumulate", ["pairwise", "sequential"])
 def test_variance_survives_a_large_mean(mean: float, spread: float, accumulate: str) -> None:
     data = (mean + spread * np.random.default_rng(3).normal(size=(16, 1300))).astype(F32)
@@ -151,8 +159,9 @@ def merged(triples: Any) -> Any:
     count, mean, squares = (triples[:, part::3].astype(np.float64) for part in range(3))
     total = count.sum(1, keepdims=True)
     center = (count * mean).sum(1, keepdims=True) / total
-    return np.concatenate([center, (squares.sum(1, keepdims=True)
-                                    + (count * (mean - center) ** 2).sum(1, keepdims=True)) / total], axis=1)
+    return np.concatenate(
+        [center, (squares.sum(1, keepdims=True) + (count * (mean - center) ** 2).sum(1, keepdims=True)) / total], axis=1
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -212,21 +221,33 @@ def test_records() -> None:
         assert (record.engine, len(record.reads), record.reads[0].columns) == ("vector", 1, 24)
 
 
-@pytest.mark.parametrize("call, match, shape, data", [
-    (nisa.bn_stats, "data has 513 elements per partition, at most 512", (4, 6), values(4, 513)),
-    (nisa.bn_stats, "dst must have 4 partitions of 6 elements, got shape .4, 5.", (4, 5), values(4, 8)),
-    (nisa.bn_stats, "dst must have 4 partitions of 6 elements, got shape .3, 6.", (3, 6), values(4, 8)),
-    (nisa.bn_aggr, "data has 8 elements per partition, which is not a multiple of 3", (4, 2), values(4, 8)),
-    (nisa.bn_aggr, "dst must have 4 partitions of 2 elements, got shape .4, 3.", (4, 3), values(4, 6)),
-    (nisa.bn_aggr, "dst must have 4 partitions of 2 elements, got shape .8, 2.", (8, 2), values(4, 6)),
-])
+@pytest.mark.parametrize(
+    "call, match, shape, data",
+    [
+        (nisa.bn_stats, "data has 513 elements per partition, at most 512", (4, 6), values(4, 513)),
+        (nisa.bn_stats, "dst must have 4 partitions of 6 elements, got shape .4, 5.", (4, 5), values(4, 8)),
+        (nisa.bn_stats, "dst must have 4 partitions of 6 elements, got shape .3, 6.", (3, 6), values(4, 8)),
+        (nisa.bn_aggr, "data has 8 elements per partition, which is not a multiple of 3", (4, 2), values(4, 8)),
+        (nisa.bn_aggr, "dst must have 4 partitions of 2 elements, got shape .4, 3.", (4, 3), values(4, 6)),
+        (nisa.bn_aggr, "dst must have 4 partitions of 2 elements, got shape .8, 2.", (8, 2), values(4, 6)),
+    ],
+)
 def test_refusals(call: Any, match: str, shape: Any, data: Any) -> None:
     refused(match, call, data, shape=shape)
 
 
 def test_refused_types_and_places() -> None:
     for call, columns in ((nisa.bn_stats, 6), (nisa.bn_aggr, 2)):
-        refused("data must be a tensor", lambda dst, d, f=call: f(dst, None), values(4, 6), shape=(4, columns),
-                error=TypeError)
-        refused("data is in private_hbm", lambda dst, d, f=call: f(
-            dst, nl.ndarray((4, 6), nl.float32, buffer=nl.private_hbm)), values(4, 6), shape=(4, columns))
+        refused(
+            "data must be a tensor",
+            lambda dst, d, f=call: f(dst, None),
+            values(4, 6),
+            shape=(4, columns),
+            error=TypeError,
+        )
+        refused(
+            "data is in private_hbm",
+            lambda dst, d, f=call: f(dst, nl.ndarray((4, 6), nl.float32, buffer=nl.private_hbm)),
+            values(4, 6),
+            shape=(4, columns),
+        )

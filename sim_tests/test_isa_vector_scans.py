@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scalar_tensor_tensor, the scans, reciprocal and select_reduce: values against NumPy, and what they refuse."""
+"""scalar_tensor_tensor, the scans and reciprocal: values against NumPy, and what they refuse."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from instructions import (
     written,
 )
 from launching import nisa, nl
-
-from nki_bn.simulator import UninitializedReadError
 
 CMD = nisa.reduce_cmd
 X, Y = values(64, 24), values(64, 24, seed=1)
@@ -59,41 +57,71 @@ def test_scalar_tensor_tensor_dtypes_places_and_unary() -> None:
 
     column = HALF.astype(F32)
     for options in ({}, {"source": nl.psum}, {"buffer": nl.psum}):
-        same(computed(call, data, tile, HALF, dtype="float16", **options),
-             ((data.astype(F32) - column) * tile.astype(F32)).astype(np.float16))
-    same(computed(lambda dst, d, t: nisa.scalar_tensor_tensor(d, d, nl.abs, None, nl.multiply, t)
-                  and nisa.tensor_copy(dst, d), X, Y.reshape(64, 4, 6)), np.abs(X) * Y)
+        same(
+            computed(call, data, tile, HALF, dtype="float16", **options),
+            ((data.astype(F32) - column) * tile.astype(F32)).astype(np.float16),
+        )
+    same(
+        computed(
+            lambda dst, d, t: (
+                nisa.scalar_tensor_tensor(d, d, nl.abs, None, nl.multiply, t) and nisa.tensor_copy(dst, d)
+            ),
+            X,
+            Y.reshape(64, 4, 6),
+        ),
+        np.abs(X) * Y,
+    )
     same(computed(call, X, Y, COLUMN, numerics="trn2"), (X - pointer(COLUMN)) * Y)
 
 
 def test_scalar_tensor_tensor_records_operators() -> None:
-    result = execute(lambda dst, d, t, c: nisa.scalar_tensor_tensor(dst, d, nl.subtract, c, nl.multiply, t),
-                     X, Y, COLUMN)
+    result = execute(
+        lambda dst, d, t, c: nisa.scalar_tensor_tensor(dst, d, nl.subtract, c, nl.multiply, t), X, Y, COLUMN
+    )
     record = record_of(result, "scalar_tensor_tensor")
     assert record.engine == "vector" and record.attributes == {"ops": ("subtract", "multiply"), "pointers": 1}
     assert [access.shape for access in record.reads] == [(64, 24), (64, 24), (64, 1)]
 
 
-@pytest.mark.parametrize("match, first, operand0, second, dtype", [
-    ("op0 nl.bitwise_and is a bitvec operator", nl.bitwise_and, 1, nl.add, "int32"),
-    ("op1 nl.bitwise_and is a bitvec operator", nl.add, 1, nl.bitwise_and, "int32"),
-    ("op1 nl.abs is unary", nl.add, 1, nl.abs, "float32"),
-    ("op1 nl.rsqrt does not exist on vector", nl.add, 1, nl.rsqrt, "float32"),
-    ("op0 nl.power does not exist on vector", nl.power, 1, nl.add, "float32"),
-    ("op0 nl.add needs operand0", nl.add, None, nl.add, "float32"),
-])
+@pytest.mark.parametrize(
+    "match, first, operand0, second, dtype",
+    [
+        ("op0 nl.bitwise_and is a bitvec operator", nl.bitwise_and, 1, nl.add, "int32"),
+        ("op1 nl.bitwise_and is a bitvec operator", nl.add, 1, nl.bitwise_and, "int32"),
+        ("op1 nl.abs is unary", nl.add, 1, nl.abs, "float32"),
+        ("op1 nl.rsqrt does not exist on vector", nl.add, 1, nl.rsqrt, "float32"),
+        ("op0 nl.power does not exist on vector", nl.power, 1, nl.add, "float32"),
+        ("op0 nl.add needs operand0", nl.add, None, nl.add, "float32"),
+    ],
+)
 def test_scalar_tensor_tensor_refuses(match: str, first: Any, operand0: Any, second: Any, dtype: str) -> None:
-    refused(match, lambda dst, d: nisa.scalar_tensor_tensor(dst, d, first, operand0, second, d), INTS.astype(dtype),
-            dtype=dtype)
+    refused(
+        match,
+        lambda dst, d: nisa.scalar_tensor_tensor(dst, d, first, operand0, second, d),
+        INTS.astype(dtype),
+        dtype=dtype,
+    )
 
 
 def test_scalar_tensor_tensor_refuses_operands() -> None:
-    refused("data and operand1 are both in psum",
-            lambda dst, a, b: nisa.scalar_tensor_tensor(dst, in_psum(a), nl.add, 1.0, nl.add, in_psum(b)), X, Y)
-    refused("operand1 must be a tensor", lambda dst, a: nisa.scalar_tensor_tensor(dst, a, nl.add, 1.0, nl.add, 2.0), X,
-            error=TypeError)
-    refused("operand1 has 1 elements per partition, data has 24",
-            lambda dst, a, c: nisa.scalar_tensor_tensor(dst, a, nl.add, 1.0, nl.add, c), X, COLUMN)
+    refused(
+        "data and operand1 are both in psum",
+        lambda dst, a, b: nisa.scalar_tensor_tensor(dst, in_psum(a), nl.add, 1.0, nl.add, in_psum(b)),
+        X,
+        Y,
+    )
+    refused(
+        "operand1 must be a tensor",
+        lambda dst, a: nisa.scalar_tensor_tensor(dst, a, nl.add, 1.0, nl.add, 2.0),
+        X,
+        error=TypeError,
+    )
+    refused(
+        "operand1 has 1 elements per partition, data has 24",
+        lambda dst, a, c: nisa.scalar_tensor_tensor(dst, a, nl.add, 1.0, nl.add, c),
+        X,
+        COLUMN,
+    )
 
 
 # --- tensor_scalar_cumulative ----------------------------------------------------------------------------------------
@@ -156,36 +184,62 @@ def test_cumulative_pointers_and_record() -> None:
     same(result.outputs, cumulated("add", X * pointer(COLUMN), pointer(COLUMN)))
     record = record_of(result, "tensor_scalar_cumulative")
     assert record.engine == "vector" and len(record.reads) == 3
-    assert record.attributes == {"ops": ("multiply", "add"), "pointers": 2, "reduce_op": "add",
-                                 "reduce_cmd": "load_reduce", "read_out": False}
+    assert record.attributes == {
+        "ops": ("multiply", "add"),
+        "pointers": 2,
+        "reduce_op": "add",
+        "reduce_cmd": "load_reduce",
+        "read_out": False,
+    }
 
 
-@pytest.mark.parametrize("match, arguments, keywords, dtype", [
-    ("op1 nl.logical_and is not accepted", (nl.add, nl.logical_and, 1.0), {}, "float32"),
-    ("op1 nl.greater is not accepted", (nl.add, nl.greater, 1.0), {}, "float32"),
-    ("op0 nl.bitwise_and is a bitvec operator", (nl.bitwise_and, nl.add, 1), {}, "int8"),
-    ("reduce_cmd idle is not accepted", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.idle}, "float32"),
-    ("reduce_cmd reset is not accepted", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.reset}, "float32"),
-    ("imm1 belongs to reduce_cmd load_reduce, got 1.0", (nl.add, nl.add, 1.0, 1.0), {}, "float32"),
-    ("imm1 belongs to .* load_reduce, got None", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.load_reduce}, "float32"),
-    ("src is int32; accepted", (nl.add, nl.add, 1.0), {}, "int32"),
-    ("src is uint32; accepted", (nl.add, nl.add, 1.0), {}, "uint32"),
-    ("op0 nl.add needs imm0", (nl.add, nl.add, None), {}, "float32"),
-])
+@pytest.mark.parametrize(
+    "match, arguments, keywords, dtype",
+    [
+        ("op1 nl.logical_and is not accepted", (nl.add, nl.logical_and, 1.0), {}, "float32"),
+        ("op1 nl.greater is not accepted", (nl.add, nl.greater, 1.0), {}, "float32"),
+        ("op0 nl.bitwise_and is a bitvec operator", (nl.bitwise_and, nl.add, 1), {}, "int8"),
+        ("reduce_cmd idle is not accepted", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.idle}, "float32"),
+        ("reduce_cmd reset is not accepted", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.reset}, "float32"),
+        ("imm1 belongs to reduce_cmd load_reduce, got 1.0", (nl.add, nl.add, 1.0, 1.0), {}, "float32"),
+        ("imm1 belongs to .* load_reduce, got None", (nl.add, nl.add, 1.0), {"reduce_cmd": CMD.load_reduce}, "float32"),
+        ("src is int32; accepted", (nl.add, nl.add, 1.0), {}, "int32"),
+        ("src is uint32; accepted", (nl.add, nl.add, 1.0), {}, "uint32"),
+        ("op0 nl.add needs imm0", (nl.add, nl.add, None), {}, "float32"),
+    ],
+)
 def test_cumulative_refuses(match: str, arguments: Any, keywords: Any, dtype: str) -> None:
-    refused(match, lambda dst, src: nisa.tensor_scalar_cumulative(dst, src, *arguments, **keywords), INTS.astype(dtype),
-            dtype=dtype)
+    refused(
+        match,
+        lambda dst, src: nisa.tensor_scalar_cumulative(dst, src, *arguments, **keywords),
+        INTS.astype(dtype),
+        dtype=dtype,
+    )
 
 
 def test_cumulative_refuses_operands() -> None:
-    refused("dst is int32; accepted", lambda dst, src: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, 1.0), X,
-            dtype="int32")
-    refused("imm0 must be float32, got bfloat16",
-            lambda dst, src, c: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, c), X, HALF)
-    for match, keywords in (("reduce_cmd must be a member", {"reduce_cmd": 3}),
-                            ("unexpected keyword", {"reverse0": True})):
-        refused(match, lambda dst, src, k=keywords: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, 1.0, **k),
-                X, error=TypeError)
+    refused(
+        "dst is int32; accepted",
+        lambda dst, src: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, 1.0),
+        X,
+        dtype="int32",
+    )
+    refused(
+        "imm0 must be float32, got bfloat16",
+        lambda dst, src, c: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, c),
+        X,
+        HALF,
+    )
+    for match, keywords in (
+        ("reduce_cmd must be a member", {"reduce_cmd": 3}),
+        ("unexpected keyword", {"reverse0": True}),
+    ):
+        refused(
+            match,
+            lambda dst, src, k=keywords: nisa.tensor_scalar_cumulative(dst, src, nl.add, nl.add, 1.0, **k),
+            X,
+            error=TypeError,
+        )
 
 
 # --- tensor_tensor_scan ----------------------------------------------------------------------------------------------
@@ -238,21 +292,32 @@ def test_scan_carries_float32_reads_psum_and_rounds_pointers() -> None:
     assert record.engine == "vector" and record.attributes == {"ops": ("multiply", "add"), "pointers": 1}
 
 
-@pytest.mark.parametrize("match, first, second", [
-    ("op0 nl.abs is unary", nl.abs, nl.add),
-    ("op1 nl.abs is unary", nl.add, nl.abs),
-    ("op0 nl.bitwise_or is a bitvec operator", nl.bitwise_or, nl.add),
-    ("op1 nl.power does not exist on vector", nl.add, nl.power),
-])
+@pytest.mark.parametrize(
+    "match, first, second",
+    [
+        ("op0 nl.abs is unary", nl.abs, nl.add),
+        ("op1 nl.abs is unary", nl.add, nl.abs),
+        ("op0 nl.bitwise_or is a bitvec operator", nl.bitwise_or, nl.add),
+        ("op1 nl.power does not exist on vector", nl.add, nl.power),
+    ],
+)
 def test_scan_refuses(match: str, first: Any, second: Any) -> None:
     refused(match, lambda dst, a: nisa.tensor_tensor_scan(dst, a, a, 0.0, first, second), X)
 
 
 def test_scan_refuses_operands() -> None:
-    refused("data0 and data1 are both in psum",
-            lambda dst, a, b: nisa.tensor_tensor_scan(dst, in_psum(a), in_psum(b), 0.0, nl.multiply, nl.add), X, Y)
-    refused("data1 has 32 partitions", lambda dst, a, b: nisa.tensor_tensor_scan(dst, a, b, 0.0, nl.multiply, nl.add),
-            X, Y[:32])
+    refused(
+        "data0 and data1 are both in psum",
+        lambda dst, a, b: nisa.tensor_tensor_scan(dst, in_psum(a), in_psum(b), 0.0, nl.multiply, nl.add),
+        X,
+        Y,
+    )
+    refused(
+        "data1 has 32 partitions",
+        lambda dst, a, b: nisa.tensor_tensor_scan(dst, a, b, 0.0, nl.multiply, nl.add),
+        X,
+        Y[:32],
+    )
 
     def start_from(dst: Any, a: Any, initial: Any = None) -> None:
         nisa.tensor_tensor_scan(dst, a, a, initial, nl.multiply, nl.add)
@@ -276,8 +341,10 @@ def test_reciprocal(source: Any, buffer: Any) -> None:
 
 def test_reciprocal_casts_in_place_and_keeps_ranks_apart() -> None:
     data = (np.abs(10 * X) + 1).astype(np.int16)
-    same(computed(nisa.reciprocal, data, dtype="bfloat16", shape=(64, 2, 12)),
-         (F32(1) / data.astype(F32)).astype(BF16).reshape(64, 2, 12))
+    same(
+        computed(nisa.reciprocal, data, dtype="bfloat16", shape=(64, 2, 12)),
+        (F32(1) / data.astype(F32)).astype(BF16).reshape(64, 2, 12),
+    )
     same(computed(lambda dst, d: nisa.reciprocal(d, d) and nisa.tensor_copy(dst, d), X), F32(1) / X)
     assert record_of(execute(nisa.reciprocal, X), "reciprocal").engine == "vector"
 
@@ -286,131 +353,4 @@ def test_reciprocal_refuses() -> None:
     refused("dst has 12 elements per partition, data has 24", nisa.reciprocal, X, shape=(64, 12))
     refused("dst has 32 partitions, data has 64", nisa.reciprocal, X, shape=(32, 24))
     refused("data must be a tensor", lambda dst, d: nisa.reciprocal(dst, 2.0), X, error=TypeError)
-    refused("unexpected keyword", lambda dst, d: nisa.reciprocal(dst, d, engine=nisa.engine.vector), X,
-            error=TypeError)
-
-
-# --- select_reduce ---------------------------------------------------------------------------------------------------
-
-MASK = (X > 0.3)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16], ids=str)
-@pytest.mark.parametrize("reverse", [False, True])
-def test_select(dtype: Any, reverse: bool) -> None:
-    predicate = MASK.astype(dtype) * 3
-
-    def call(dst: Any, on_true: Any, mask: Any, column: Any) -> list[Any]:
-        other = nl.ndarray(dst.shape, dst.dtype)
-        nisa.select_reduce(dst, mask, on_true, column, reverse_pred=reverse)
-        nisa.select_reduce(other, mask, on_true, -7.25, reverse_pred=reverse)
-        return [other]
-
-    chosen = ~MASK if reverse else MASK
-    for actual, operand in zip(computed(call, X, predicate, COLUMN), (COLUMN, F32(-7.25)), strict=True):
-        same(actual, np.where(chosen, X, operand))
-
-
-def test_select_casts_places_and_ranks() -> None:
-    data = (5 * X).astype(BF16)
-
-    def call(dst: Any, on_true: Any, mask: Any) -> None:
-        nisa.select_reduce(dst, mask, on_true, 1.4)
-
-    for options in ({}, {"source": nl.psum}, {"buffer": nl.psum}):
-        same(computed(call, data, MASK.reshape(64, 4, 6).astype(np.uint8), dtype="int16", **options),
-             written(np.where(MASK, data.astype(F32), F32(1.4)), np.int16))
-
-
-@pytest.mark.parametrize("maximum", [nl.maximum, nl.max])
-def test_select_keeps_the_maximum(maximum: Any) -> None:
-    def call(dst: Any, on_true: Any, mask: Any, other: Any) -> list[Any]:
-        one, two = nl.ndarray((64, 1), nl.float32), nl.ndarray((64, 1), nl.bfloat16)
-        nisa.select_reduce(dst, mask, on_true, -9.0, one, CMD.reset_reduce, maximum)
-        nisa.select_reduce(dst, mask, other, -9.0, two, CMD.reduce)
-        return [one, two]
-
-    dst, one, two = computed(call, X, MASK.astype(np.uint8), Y, dtype="bfloat16")
-    first, second = np.where(MASK, X, F32(-9)), np.where(MASK, Y, F32(-9))
-    same(one, first.max(1, keepdims=True))
-    same(two, np.maximum(first, second).max(1, keepdims=True).astype(BF16))
-    same(dst, second.astype(BF16))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_after_an_idle_select_accumulators_are_unknown(strict: bool) -> None:
-    def call(dst: Any, on_true: Any, mask: Any) -> list[Any]:
-        result = nl.ndarray((64, 1), nl.float32)
-        nisa.select_reduce(dst, mask, on_true, 0.0, reduce_cmd=CMD.reset_reduce)
-        nisa.select_reduce(dst, mask, on_true, 0.0)
-        nisa.select_reduce(dst, mask, on_true, 0.0, result, CMD.reduce)
-        return [result]
-
-    result = computed(call, X, MASK.astype(np.uint8), strict=strict)[1]
-    assert np.isnan(result).all() == strict
-
-
-def test_select_pointers_and_record() -> None:
-    def call(dst: Any, on_true: Any, mask: Any, column: Any) -> None:
-        nisa.select_reduce(dst, mask, on_true, column)
-
-    result = execute(call, X, MASK.astype(np.uint8), COLUMN, numerics="trn2")
-    same(result.outputs, np.where(MASK, X, pointer(COLUMN)))
-    record = record_of(result, "select_reduce")
-    assert record.engine == "vector" and len(record.reads) == 3
-    assert record.attributes == {"pointers": 1, "reduce_op": "maximum", "reduce_cmd": "idle", "read_out": False}
-
-
-PREDICATE = MASK.astype(np.uint8)
-
-
-@pytest.mark.parametrize("match, data, predicate, keywords", [
-    ("predicate is int32; accepted", X, MASK.astype(np.int32), {}),
-    ("predicate is float32; accepted", X, X, {}),
-    ("on_true is int32; accepted", X.astype(np.int32), PREDICATE, {}),
-    ("on_true is uint32; accepted", X.astype(np.int32).view(np.uint32), PREDICATE, {}),
-    ("predicate has 12 elements per partition, on_true has 24", X, PREDICATE[:, :12], {}),
-    ("reduce_op nl.add is not accepted; accepted: maximum", X, PREDICATE, {"reduce_op": nl.add}),
-    ("reduce_cmd load_reduce is not accepted", X, PREDICATE, {"reduce_cmd": CMD.load_reduce}),
-    ("reduce_cmd reset is not accepted", X, PREDICATE, {"reduce_cmd": CMD.reset}),
-])
-def test_select_refuses(match: str, data: Any, predicate: Any, keywords: Any) -> None:
-    refused(match, lambda dst, a, m: nisa.select_reduce(dst, m, a, 0.0, **keywords), data, predicate)
-
-
-def test_select_refuses_operands() -> None:
-    refused("on_true and predicate are both in psum",
-            lambda dst, a, m: nisa.select_reduce(dst, in_psum(m), in_psum(a), 0.0), X, PREDICATE)
-    refused("reduce_res with reduce_cmd idle would read unknown contents",
-            lambda dst, a, m: nisa.select_reduce(dst, m, a, 0.0, nl.ndarray((64, 1), nl.float32)), X, PREDICATE)
-    refused("reduce_res is int32; accepted", lambda dst, a, m: nisa.select_reduce(
-        dst, m, a, 0.0, nl.ndarray((64, 1), nl.int32), CMD.reduce), X, PREDICATE)
-    refused(r"reduce_res must have shape \(64, 1\), got \(64, 2\)", lambda dst, a, m: nisa.select_reduce(
-        dst, m, a, 0.0, nl.ndarray((64, 2), nl.float32), CMD.reduce), X, PREDICATE)
-    refused("on_false must be a number", lambda dst, a, m: nisa.select_reduce(dst, m, a, None), X, PREDICATE,
-            error=TypeError)
-    refused("on_true is tfloat32; accepted",
-            lambda dst, a, m: nisa.select_reduce(dst, m, nl.ndarray((64, 24), nl.tfloat32), 0.0), X, PREDICATE)
-
-
-def test_unwritten_operands_are_reported() -> None:
-    def call(dst: Any, data: Any) -> None:
-        nisa.tensor_tensor_scan(dst, data, data, nl.ndarray((64, 1), nl.float32), nl.multiply, nl.add)
-
-    refused("tensor_tensor_scan at .*never written", call, X, error=UninitializedReadError)
-
-
-def test_without_low_precision_nothing_is_rounded() -> None:
-    def call(dst: Any, data: Any, column: Any) -> None:
-        nisa.tensor_scalar(dst, data, nl.multiply, 1.001)
-        nisa.scalar_tensor_tensor(dst, dst, nl.subtract, column, nl.multiply, dst)
-        nisa.reciprocal(dst, dst)
-
-    data, column = X.astype(BF16), HALF
-    middle = data.astype(F32) * F32(1.001)
-    exact = F32(1) / ((middle - column.astype(F32)) * middle)
-    same(computed(call, data, column, dtype="bfloat16", precise_fp=False), exact)
-    assert (computed(call, data, column, dtype="bfloat16").astype(F32) != exact).any()
-    bits = np.arange(24, dtype=np.uint16).reshape(4, 6)
-    same(computed(lambda dst, d: nisa.tensor_scalar(dst, d, nl.bitwise_xor, 5), bits, dtype="uint16", precise_fp=False),
-         bits ^ np.uint16(5))
+    refused("unexpected keyword", lambda dst, d: nisa.reciprocal(dst, d, engine=nisa.engine.vector), X, error=TypeError)

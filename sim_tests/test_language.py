@@ -35,17 +35,33 @@ def softplus(x: Any) -> Any:
 # --- elementwise functions -------------------------------------------------------------------------------------------
 
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "abs": np.abs, "square": np.square, "exp": np.exp, "tanh": np.tanh, "sigmoid": sigmoid,
-    "relu": lambda x: np.maximum(x, 0), "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
+    "abs": np.abs,
+    "square": np.square,
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "sigmoid": sigmoid,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + erf(x / math.sqrt(2))) / 2,
     "gelu_dx": lambda x: (1 + erf(x / math.sqrt(2))) / 2 + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
     "gelu_apprx_tanh": lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_apprx_sigmoid": lambda x: x * sigmoid(1.702 * x),
     "gelu_apprx_sigmoid_dx": lambda x: sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x))),
-    "silu": lambda x: x * sigmoid(x), "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
-    "softplus": softplus, "mish": lambda x: x * np.tanh(softplus(x)), "erf": erf,
-    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), "reciprocal": np.reciprocal, "sin": np.sin,
-    "cos": np.cos, "arctan": np.arctan, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "negative": np.negative,
-    "sign": np.sign, "copy": np.array,
+    "silu": lambda x: x * sigmoid(x),
+    "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
+    "softplus": softplus,
+    "mish": lambda x: x * np.tanh(softplus(x)),
+    "erf": erf,
+    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x),
+    "reciprocal": np.reciprocal,
+    "sin": np.sin,
+    "cos": np.cos,
+    "arctan": np.arctan,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "trunc": np.trunc,
+    "negative": np.negative,
+    "sign": np.sign,
+    "copy": np.array,
 }
 POSITIVE = {"log": np.log, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x)}
 
@@ -74,15 +90,26 @@ def test_sine_and_cosine_reduce_large_arguments(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ceil", "floor", "trunc"])
 def test_rounding_keeps_integers_infinities_and_nan(name: str) -> None:
-    x = np.array([[0.5, -0.5, 1.5, 2.5, -2.5, 8388607.5, -8388607.5, 2.0**31, -(2.0**40), np.inf, -np.inf, np.nan]],
-                 np.float32)
+    x = np.array(
+        [[0.5, -0.5, 1.5, 2.5, -2.5, 8388607.5, -8388607.5, 2.0**31, -(2.0**40), np.inf, -np.inf, np.nan]], np.float32
+    )
     np.testing.assert_array_equal(on_tiles(getattr(nl, name), x), getattr(np, name)(x))
 
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
-    "equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
-    "greater_equal": np.greater_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
     "logical_xor": np.logical_xor,
 }
 
@@ -91,9 +118,12 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 def test_binary_functions_of_tiles_and_numbers(name: str) -> None:
     function, reference = getattr(nl, name), BINARY[name]
     x, y = np.trunc(X), np.trunc(Y)
-    for given, expected in ((function, reference(x, y)), (lambda a, b: function(a, 1.5), reference(x, np.float32(1.5))),
-                            (lambda a, b: function(1.5, a), reference(np.float32(1.5), x)),
-                            (lambda a, b: function(a, 0), reference(x, np.float32(0)))):
+    for given, expected in (
+        (function, reference(x, y)),
+        (lambda a, b: function(a, 1.5), reference(x, np.float32(1.5))),
+        (lambda a, b: function(1.5, a), reference(np.float32(1.5), x)),
+        (lambda a, b: function(a, 0), reference(x, np.float32(0))),
+    ):
         result = on_tiles(given, x, y)
         assert result.dtype == np.float32
         np.testing.assert_array_equal(result, expected.astype(np.float32))
@@ -146,8 +176,9 @@ def test_division_is_refused_and_remainders_need_a_lenient_run() -> None:
     for name in ("fmod", "mod"):
         refuses(getattr(nl, name), "not an operation of the hardware", X, Y)
         np.testing.assert_array_equal(on_tiles(getattr(nl, name), X, Y, strict=False), getattr(np, name)(X, Y))
-        np.testing.assert_array_equal(on_tiles(lambda x, n=name: getattr(nl, n)(7.0, x), Y, strict=False),
-                                      getattr(np, name)(np.float32(7), Y))
+        np.testing.assert_array_equal(
+            on_tiles(lambda x, n=name: getattr(nl, n)(7.0, x), Y, strict=False), getattr(np, name)(np.float32(7), Y)
+        )
 
 
 def test_results_of_mixed_dtypes() -> None:

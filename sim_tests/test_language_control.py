@@ -143,8 +143,10 @@ def test_rules_of_device_loops() -> None:
             nl.fori_loop(0, 3.0, lambda i: None)
         with pytest.raises(TypeError, match="must be a register"):
             nl.while_loop(1, lambda r: r)
-        for empty in (lambda: nl.while_loop(nisa.register_alloc(), lambda r: r),
-                      lambda: nl.fori_loop(0, nisa.register_alloc(), lambda i: None)):
+        for empty in (
+            lambda: nl.while_loop(nisa.register_alloc(), lambda r: r),
+            lambda: nl.fori_loop(0, nisa.register_alloc(), lambda i: None),
+        ):
             with pytest.raises(NkiValidationError, match="without value"):
                 empty()
         with pytest.raises(TypeError, match="unknown when a kernel is compiled"):
@@ -247,7 +249,8 @@ def test_names_are_usable_while_modules_are_imported_outside_any_kernel() -> Non
         "def kernel(x: nl.ndarray, y: nt.tensor[4, nl.tile_size.pmax], z: nt.mutable_tensor,\n"
         "           dtype: nki.dtype = nl.bfloat16, w: Optional[nl.ndarray] = None,\n"
         "           ) -> nl.ndarray | Tuple[nl.ndarray, nl.NkiTensor]: ...\n"
-        "print(TILE, kernel.__annotations__['dtype'].__name__)\n")
+        "print(TILE, kernel.__annotations__['dtype'].__name__)\n"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "512 str\n"), done.stderr
 

@@ -55,9 +55,17 @@ def test_load_transpose2d() -> None:
     np.testing.assert_array_equal(outputs(kernel, X.astype(BF16)), X.astype(BF16).T.astype(np.float32))
 
 
-@pytest.mark.parametrize(("source", "target"), [
-    ((1, 40), (128, 40)), ((1, 40), (50, 40)), ((64, 1), (64, 7)), ((1, 1), (33, 5)), ((64, 4, 1), (64, 4, 3)),
-    ((64, 40), (64, 40))])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ((1, 40), (128, 40)),
+        ((1, 40), (50, 40)),
+        ((64, 1), (64, 7)),
+        ((1, 1), (33, 5)),
+        ((64, 4, 1), (64, 4, 3)),
+        ((64, 40), (64, 40)),
+    ],
+)
 def test_broadcast_to(source: tuple[int, ...], target: tuple[int, ...]) -> None:
     x = RNG.normal(size=source).astype(np.float32)
     np.testing.assert_array_equal(on_tiles(lambda t: nl.broadcast_to(t, target), x), np.broadcast_to(x, target))
@@ -128,8 +136,11 @@ def test_ndarray_rules() -> None:
 @pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm])
 def test_filled_tensors(buffer: Any) -> None:
     def kernel(x: Any) -> Any:
-        made = (nl.zeros((8, 6), nl.bfloat16, buffer), nl.ones((8, 6), nl.int32, buffer),
-                nl.full((8, 6), -2.5, nl.float32, buffer))
+        made = (
+            nl.zeros((8, 6), nl.bfloat16, buffer),
+            nl.ones((8, 6), nl.int32, buffer),
+            nl.full((8, 6), -2.5, nl.float32, buffer),
+        )
         results = []
         for tensor in (*made, nl.zeros_like(made[2]), nl.zeros_like(made[2], dtype=nl.uint8, buffer=nl.sbuf)):
             tile = nl.copy(tensor) if nl.is_on_chip(tensor.buffer) else nl.load(tensor)
@@ -146,8 +157,12 @@ def test_filled_tensors(buffer: Any) -> None:
 
 
 def test_predicates_of_memories() -> None:
-    table = {nl.is_sbuf: {nl.sbuf}, nl.is_psum: {nl.psum}, nl.is_on_chip: {nl.sbuf, nl.psum},
-             nl.is_hbm: {nl.private_hbm, nl.shared_hbm}}
+    table = {
+        nl.is_sbuf: {nl.sbuf},
+        nl.is_psum: {nl.psum},
+        nl.is_on_chip: {nl.sbuf, nl.psum},
+        nl.is_hbm: {nl.private_hbm, nl.shared_hbm},
+    }
     for predicate, accepted in table.items():
         assert {region for region in nl.MemoryRegion if predicate(region)} == accepted
     assert nl.hbm is nl.private_hbm

@@ -55,9 +55,7 @@ def foreign_statistics(channels: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize("relu", RELUS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "sizes"), [(3, "uneven"), (32, "R2"), (130, "R4")])
-def test_launches_with_given_statistics_commute_with_sharding(
-    channels: int, sizes: str, dtype: str, relu: str
-) -> None:
+def test_launches_with_given_statistics_commute_with_sharding(channels: int, sizes: str, dtype: str, relu: str) -> None:
     """Bit for bit: forward, frozen backward, and input gradient from given sums (in one tile: nothing is staged)."""
     layer, whole, parts = drawn(channels, sizes, dtype, relu)
     statistics = foreign_statistics(channels)

@@ -147,9 +147,7 @@ def test_gradients_of_gamma_and_beta_at_global_statistics_add_up(batch: Batch) -
 def test_gradients_of_gamma_at_local_statistics_do_not(parts: tuple[int, ...]) -> None:
     batch = normal_batch((sum(parts), 3, 4), parts, seed=6)
     pairs = zip(batch.shards(batch.dy), batch.shards(batch.x), strict=True)
-    local = [
-        synchronised.parameter_gradients(dy, x, synchronised.local_statistics(x), batch.eps)[0] for dy, x in pairs
-    ]
+    local = [synchronised.parameter_gradients(dy, x, synchronised.local_statistics(x), batch.eps)[0] for dy, x in pairs]
     gap = np.abs(np.sum(local, axis=0) - global_backward(batch, batch.dy).dgamma.value)
     assert (gap > 1e9 * Bounds(batch).dgamma(batch.dy)).all()
 

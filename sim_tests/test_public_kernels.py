@@ -13,7 +13,8 @@ from public_kernels import collect, judge
 VARIABLE = "NKI_BN_PUBLIC_CHECKOUTS"
 FOLDER = os.environ.get(VARIABLE)
 MISSING = pytest.mark.skip(
-    reason=f"{VARIABLE} does not name a folder with checkouts of triton-viz, nki-library and aws-neuron-sdk")
+    reason=f"{VARIABLE} does not name a folder with checkouts of triton-viz, nki-library and aws-neuron-sdk"
+)
 KERNELS = collect(Path(FOLDER)) if FOLDER else [pytest.param(None, marks=MISSING)]
 
 

@@ -41,10 +41,15 @@ def run(*arguments: Any, cwd: Path | None = None, **environment: str) -> subproc
 
 
 def test_a_script_runs_on_the_simulator(tmp_path: Path) -> None:
-    done = run(script(tmp_path, """
+    done = run(
+        script(
+            tmp_path,
+            """
         assert __name__ == "__main__" and nki.__nki_bn_simulator__
         print(double(np.ones((2, 3), np.float32)).sum())
-    """))
+    """,
+        )
+    )
     assert (done.returncode, done.stdout) == (0, "12.0\n"), done.stderr
 
 
@@ -52,10 +57,13 @@ def test_a_script_sees_its_arguments_its_folder_and_the_variable(tmp_path: Path)
     (tmp_path / "neighbour.py").write_text("VALUE = 5\n", encoding="utf-8")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    path = script(tmp_path, """
+    path = script(
+        tmp_path,
+        """
         import os, sys, neighbour
         print(sys.argv, neighbour.VALUE, os.environ["NKI_SIMULATOR"], __file__ == sys.argv[0])
-    """)
+    """,
+    )
     done = run("../script.py", "--size", "3", cwd=elsewhere)
     assert done.stdout == f"{['../script.py', '--size', '3']} 5 1 True\n", done.stderr
     assert run(path, NKI_SIMULATOR="0").stdout.split("] ")[1].startswith("5 0 ")
@@ -68,8 +76,15 @@ def test_the_runner_replaces_another_package_of_that_name(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "[[2.]]\n"), done.stderr
 
 
-@pytest.mark.parametrize(("body", "code"), [("pass", 0), ("raise SystemExit(7)", 7), ("raise ValueError('broken')", 1),
-                                            ("double(np.ones((200, 1), np.float32))", 1)])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(7)", 7),
+        ("raise ValueError('broken')", 1),
+        ("double(np.ones((200, 1), np.float32))", 1),
+    ],
+)
 def test_exit_codes_are_the_scripts(tmp_path: Path, body: str, code: int) -> None:
     done = run(script(tmp_path, body))
     assert done.returncode == code

@@ -44,8 +44,16 @@ def forward(shape: tuple[int, int, int], lnc: int, dry: bool) -> SimulationResul
 def what_was_recorded(result: SimulationResult) -> list[Any]:
     """Everything in the trace that does not number memories."""
     return [
-        (r.core, r.opcode, r.engine, r.source, r.name, r.after, {k: v for k, v in r.attributes.items() if k != "memory"},
-         [(a.region, a.tensor, a.offset, a.shape, a.strides, a.dtype) for a in (*r.writes, *r.reads)])
+        (
+            r.core,
+            r.opcode,
+            r.engine,
+            r.source,
+            r.name,
+            r.after,
+            {k: v for k, v in r.attributes.items() if k != "memory"},
+            [(a.region, a.tensor, a.offset, a.shape, a.strides, a.dtype) for a in (*r.writes, *r.reads)],
+        )
         for r in result.trace
     ]
 

@@ -26,21 +26,36 @@ def scaled(dst: Any, src: Any, to: Any = nl.sbuf, start: Any = nl.sbuf, pointers
     def build() -> None:
         first = tile(1) if pointers > 0 else 2.0
         second = tile(1) if pointers > 1 else 1.0
-        nisa.tensor_scalar(tile(WIDTH, dst, to), tile(WIDTH, src, start), nl.multiply, first, op1=nl.add,
-                           operand1=second, engine=nisa.engine.vector)
+        nisa.tensor_scalar(
+            tile(WIDTH, dst, to),
+            tile(WIDTH, src, start),
+            nl.multiply,
+            first,
+            op1=nl.add,
+            operand1=second,
+            engine=nisa.engine.vector,
+        )
 
     return build
 
 
-def added(dst: Any, first: Any, second: Any, to: Any = nl.sbuf, start: Any = nl.sbuf, engine: Any = nisa.engine.vector
-          ) -> Build:
-    return lambda: nisa.tensor_tensor(tile(WIDTH, dst, to), tile(WIDTH, first, start), tile(WIDTH, second), nl.add,
-                                      engine=engine)
+def added(
+    dst: Any, first: Any, second: Any, to: Any = nl.sbuf, start: Any = nl.sbuf, engine: Any = nisa.engine.vector
+) -> Build:
+    return lambda: nisa.tensor_tensor(
+        tile(WIDTH, dst, to), tile(WIDTH, first, start), tile(WIDTH, second), nl.add, engine=engine
+    )
 
 
 def combined(dtype: Any, scalar: bool, start: Any = nl.sbuf) -> Build:
-    return lambda: nisa.scalar_tensor_tensor(tile(WIDTH, dtype), tile(WIDTH, dtype, start), nl.subtract,
-                                             tile(1) if scalar else 1.0, nl.multiply, tile(WIDTH, dtype))
+    return lambda: nisa.scalar_tensor_tensor(
+        tile(WIDTH, dtype),
+        tile(WIDTH, dtype, start),
+        nl.subtract,
+        tile(1) if scalar else 1.0,
+        nl.multiply,
+        tile(WIDTH, dtype),
+    )
 
 
 def reduced(dtype: Any, start: Any = nl.sbuf) -> Build:
@@ -48,13 +63,20 @@ def reduced(dtype: Any, start: Any = nl.sbuf) -> Build:
 
 
 def scalar_reduced(pointer: bool, read_out: bool) -> Build:
-    return lambda: nisa.tensor_scalar_reduce(tile(WIDTH), tile(WIDTH), nl.multiply, tile(1) if pointer else 2.0, nl.add,
-                                             reduce_res=tile(1) if read_out else None)
+    return lambda: nisa.tensor_scalar_reduce(
+        tile(WIDTH),
+        tile(WIDTH),
+        nl.multiply,
+        tile(1) if pointer else 2.0,
+        nl.add,
+        reduce_res=tile(1) if read_out else None,
+    )
 
 
 def scanned(seed: bool) -> Build:
-    return lambda: nisa.tensor_tensor_scan(tile(WIDTH), tile(WIDTH), tile(WIDTH), tile(1) if seed else 0.0,
-                                           nl.multiply, nl.add)
+    return lambda: nisa.tensor_tensor_scan(
+        tile(WIDTH), tile(WIDTH), tile(WIDTH), tile(1) if seed else 0.0, nl.multiply, nl.add
+    )
 
 
 VECTOR = {
@@ -147,12 +169,19 @@ def test_a_column_has_no_stride() -> None:
     agrees(build, 0.96, 1, (0.5, 60, 157))
 
 
-def activated(function: Any = nl.exp, start: Any = nl.sbuf, bias: bool = False, scale: bool = False,
-              read_out: bool = False) -> Build:
+def activated(
+    function: Any = nl.exp, start: Any = nl.sbuf, bias: bool = False, scale: bool = False, read_out: bool = False
+) -> Build:
     def build() -> None:
         summed = {"reduce_op": nl.add, "reduce_res": tile(1), "reduce_cmd": nisa.reduce_cmd.reset_reduce}
-        nisa.activation(tile(WIDTH), function, tile(WIDTH, buffer=start), bias=tile(1) if bias else None,
-                        scale=tile(1) if scale else 1.0, **(summed if read_out else {}))
+        nisa.activation(
+            tile(WIDTH),
+            function,
+            tile(WIDTH, buffer=start),
+            bias=tile(1) if bias else None,
+            scale=tile(1) if scale else 1.0,
+            **(summed if read_out else {}),
+        )
 
     return build
 
@@ -189,8 +218,12 @@ GPSIMD = {
     "copy": (copy(FP32, FP32, engine=nisa.engine.gpsimd), 1.0, 150, 200),
     "fill": (lambda: nisa.memset(tile(WIDTH), 0.0, engine=nisa.engine.gpsimd), 1.0, 150, 200),
     "two tiles": (added(FP32, FP32, FP32, engine=nisa.engine.gpsimd), 2.0, 150, 200),
-    "over partitions": (lambda: nisa.tensor_partition_reduce(tile(WIDTH, partitions=1), nl.add, tile(WIDTH)), 1.0,
-                        110000, 110000),
+    "over partitions": (
+        lambda: nisa.tensor_partition_reduce(tile(WIDTH, partitions=1), nl.add, tile(WIDTH)),
+        1.0,
+        110000,
+        110000,
+    ),
 }
 
 
@@ -201,8 +234,9 @@ def test_gpsimd(case: str) -> None:
 
 
 def product(dtype: Any, onezero: bool = False) -> Build:
-    return lambda: nisa.nc_matmul(tile(WIDTH, buffer=nl.psum), tile(128, dtype), tile(WIDTH, dtype),
-                                  is_stationary_onezero=onezero)
+    return lambda: nisa.nc_matmul(
+        tile(WIDTH, buffer=nl.psum), tile(128, dtype), tile(WIDTH, dtype), is_stationary_onezero=onezero
+    )
 
 
 def transposed(dtype: Any, rows: int = 96) -> Build:

@@ -194,15 +194,25 @@ def part_of(bounds: list[tuple[int, int]]) -> Access:
 
 def ranges(size: int) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(0, size - 1), st.integers(1, size)).map(
-        lambda pair: (min(pair), max(pair[1], min(pair) + 1)))
+        lambda pair: (min(pair), max(pair[1], min(pair) + 1))
+    )
 
 
 blocks = st.tuples(*map(ranges, SHAPE)).map(lambda bounds: part_of(list(bounds)))
 # Any strided pattern inside 4 * 60 bytes, aligned to an element.
 dimensions = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), min_size=1, max_size=3)
 patterns = st.tuples(st.integers(0, 20), dimensions).map(
-    lambda parts: Access(MemoryRegion.private_hbm, 0, "x", 4 * parts[0], tuple(size for size, _ in parts[1]),
-                         tuple(4 * step for _, step in parts[1]), "float32", 0))
+    lambda parts: Access(
+        MemoryRegion.private_hbm,
+        0,
+        "x",
+        4 * parts[0],
+        tuple(size for size, _ in parts[1]),
+        tuple(4 * step for _, step in parts[1]),
+        "float32",
+        0,
+    )
+)
 
 
 def meet(first: Box, second: Box) -> bool:
@@ -239,8 +249,7 @@ def test_the_ledger_finds_every_conflict_directly_or_through_others(touches: lis
         for touch in ledger.conflicts(box, writes):
             before[index] |= before[touch.record] | {touch.record}
         ledger.note(box, Touch(index, f"queue {index}", writes))
-        conflicting = {at for at in range(index)
-                       if meet(touches[at][0], box) and (writes or touches[at][1])}
+        conflicting = {at for at in range(index) if meet(touches[at][0], box) and (writes or touches[at][1])}
         assert conflicting <= before[index]
 
 

@@ -105,10 +105,15 @@ def pieces(record: Record) -> int:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
-       st.permutations([0, 1, 2]), st.tuples(*[st.booleans()] * 4), st.booleans())
-def test_descriptors_are_counted_exactly(shape: tuple[int, int, int, int], order: list[int], cuts: tuple[bool, ...],
-                                         whole: bool) -> None:
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
+    st.permutations([0, 1, 2]),
+    st.tuples(*[st.booleans()] * 4),
+    st.booleans(),
+)
+def test_descriptors_are_counted_exactly(
+    shape: tuple[int, int, int, int], order: list[int], cuts: tuple[bool, ...], whole: bool
+) -> None:
     """Any view of HBM into a tile (contiguous or with a gap in each row): the count is that of the brute force."""
 
     def kernel(x: Any) -> None:
@@ -137,7 +142,10 @@ def test_directions_and_bytes_of_hbm() -> None:
     size = 128 * 64 * 4
     got = [transfer(kernel, hbm(128, 64)) for kernel in (store, within_hbm, within_sbuf)]
     assert [(t.direction, t.nbytes, t.hbm_bytes) for t in got] == [
-        ("store", size, size), ("hbm copy", size, 2 * size), ("sbuf copy", size, 0)]
+        ("store", size, size),
+        ("hbm copy", size, 2 * size),
+        ("sbuf copy", size, 0),
+    ]
 
 
 def test_a_copy_within_hbm_spreads_evenly() -> None:

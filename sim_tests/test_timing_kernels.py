@@ -81,8 +81,11 @@ def test_nothing_starts_later_than_its_cause(name: str) -> None:
             continue
         producer = timeline.spans[span.cause.record]
         delay = semaphore(jobs[span.cause.record], job, TIMING.semaphore)
-        expected = {"order": span.table_load[1] if span.table_load else producer.free, "peer": producer.start,
-                    "spacing": producer.start + DMA.spacing}
+        expected = {
+            "order": span.table_load[1] if span.table_load else producer.free,
+            "peer": producer.start,
+            "spacing": producer.start + DMA.spacing,
+        }
         assert close(span.start, expected.get(span.cause.why, producer.done + delay))
 
 

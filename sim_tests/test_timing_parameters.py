@@ -116,8 +116,11 @@ def test_a_parameter_reaches_the_model() -> None:
 
 
 def test_every_source_says_something() -> None:
-    found = [(name, entry) for file in FILES.values()
-             for name, entry in entries(tomllib.loads(file.read_text(encoding="utf-8")))]
+    found = [
+        (name, entry)
+        for file in FILES.values()
+        for name, entry in entries(tomllib.loads(file.read_text(encoding="utf-8")))
+    ]
     assert len(found) > 80 and {name for name, entry in found if len(entry["source"]) < 4 or not entry["unit"]} == set()
 
 
@@ -131,8 +134,10 @@ def shown(value: Any) -> str:
 
 def test_the_documentation_has_the_numbers_of_the_file() -> None:
     """The table of docs/timing.md, row by row."""
-    rows = [f"| {name} | {shown(entry['value'])} | {entry['unit']} | {entry['confidence']} | {entry['source']} |"
-            for name, entry in entries(TRN2["timing"])]
+    rows = [
+        f"| {name} | {shown(entry['value'])} | {entry['unit']} | {entry['confidence']} | {entry['source']} |"
+        for name, entry in entries(TRN2["timing"])
+    ]
     page = (ROOT / "docs" / "timing.md").read_text(encoding="utf-8").splitlines()
     start = page.index("| parameter | value | unit | confidence | source |") + 2
     assert page[start : start + len(rows)] == rows and not page[start + len(rows)].startswith("|")

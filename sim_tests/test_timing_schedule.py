@@ -350,7 +350,8 @@ def test_an_edge_to_a_later_instruction_of_another_engine_is_kept() -> None:
 def test_the_model_is_deterministic() -> None:
     first, second = (spans(exchange, X, lnc=2) for _ in range(2))
     assert [(s.start, s.free, s.done, s.cause, s.stalled) for s in first] == [
-        (s.start, s.free, s.done, s.cause, s.stalled) for s in second]
+        (s.start, s.free, s.done, s.cause, s.stalled) for s in second
+    ]
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn3", "gen4"])

@@ -109,10 +109,18 @@ def test_the_critical_path_follows_queues_and_the_other_core() -> None:
             nisa.tensor_copy(a, b, engine=nisa.engine.vector)
 
     result = timeline(loads, X, lnc=2)
-    names = [(result.spans[step.record].record.core, result.spans[step.record].record.opcode, step.why)
-             for step in result.critical_path]
-    assert names == [(1, "dma_copy", "order"), (1, "dma_copy", "queue"), (1, "tensor_copy", "RAW"),
-                     (1, "sendrecv", "RAW"), (0, "sendrecv", "peer"), (0, "tensor_copy", "RAW")]
+    names = [
+        (result.spans[step.record].record.core, result.spans[step.record].record.opcode, step.why)
+        for step in result.critical_path
+    ]
+    assert names == [
+        (1, "dma_copy", "order"),
+        (1, "dma_copy", "queue"),
+        (1, "tensor_copy", "RAW"),
+        (1, "sendrecv", "RAW"),
+        (0, "sendrecv", "peer"),
+        (0, "tensor_copy", "RAW"),
+    ]
 
 
 def test_an_empty_trace() -> None:
@@ -155,8 +163,9 @@ def test_perfetto(two: Timeline) -> None:
     events = file["traceEvents"]
     assert file["otherData"]["modelled"] and close(file["otherData"]["total_us"] * 1e3, two.total)
     named = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M" and "name" in e["args"]}
-    assert named == {(core, name) for core in (0, 1)
-                     for name in (f"core {core}", "scalar", "sync", "vector", "dma sync")}
+    assert named == {
+        (core, name) for core in (0, 1) for name in (f"core {core}", "scalar", "sync", "vector", "dma sync")
+    }
     bars = [e for e in events if e["ph"] == "X"]
     # Per core: five instructions, two transfers, a table.
     assert len(bars) == 2 * (5 + 2 + 1) and {e["name"] for e in bars} >= {"load", "store", "table load", "activation"}

@@ -25,8 +25,9 @@ def on_tiles(function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
     return outputs(kernel, *arrays, **options)
 
 
-def refuses(function: Callable[..., Any], match: str, *arrays: Any, error: type[Exception] = NkiValidationError,
-            **options: Any) -> None:
+def refuses(
+    function: Callable[..., Any], match: str, *arrays: Any, error: type[Exception] = NkiValidationError, **options: Any
+) -> None:
     """``function`` of tiles that hold ``arrays`` raises ``error`` with a message that matches."""
     with pytest.raises(error, match=match):
         on_tiles(function, *arrays, **options)

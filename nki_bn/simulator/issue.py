@@ -13,8 +13,9 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import IndexRangeError, RaceError, UninitializedReadError
 from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
 from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
+from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
-from nki_bn.simulator.tensor import NKIObject, NkiTensor, require
+from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Access, Record, caller
 
 
@@ -66,8 +67,17 @@ def issue(
     ``rendezvous``, with which an instruction meets its counterpart on the other core.
     """
     core = current_core()
-    record = Record(len(core.run.trace.records), core.index, opcode, engine, tuple(Access.of(t) for t in writes),
-                    tuple(Access.of(t) for t in reads), caller(), name, attributes)
+    record = Record(
+        len(core.run.trace.records),
+        core.index,
+        opcode,
+        engine,
+        tuple(Access.of(t) for t in writes),
+        tuple(Access.of(t) for t in reads),
+        caller(),
+        name,
+        attributes,
+    )
     core._register(name, "instruction")
     if core.ordered is not None:
         record.after.extend(core.ordered[-1:])
@@ -101,9 +111,15 @@ def settle(tensor: NkiTensor) -> NkiTensor:
     index = 0 if current_core().options.dry else read_index(dynamic.index)
     if not 0 <= index < dynamic.bound:
         raise IndexRangeError(
-            f"run-time index {index} is out of range for a dimension of size {dynamic.bound} of {tensor!r}")
-    fixed = NkiTensor(tensor.shape, tensor.dtype, tensor.storage, strides=tensor.strides,
-                      offset=tensor.offset + index * dynamic.stride)
+            f"run-time index {index} is out of range for a dimension of size {dynamic.bound} of {tensor!r}"
+        )
+    fixed = NkiTensor(
+        tensor.shape,
+        tensor.dtype,
+        tensor.storage,
+        strides=tensor.strides,
+        offset=tensor.offset + index * dynamic.stride,
+    )
     if not fixed.is_inside():
         raise IndexRangeError(f"run-time index {index} leads outside the storage of {tensor!r}")
     return fixed
@@ -152,8 +168,9 @@ def _check_read(core: Core, record: Record, tensor: NkiTensor) -> None:
     _note_shared(core, record, tensor, shadow, READ_BY, WRITTEN_BY)
 
 
-def _note_shared(core: Core, record: Record, tensor: NkiTensor, shadow: Array, mine: tuple[int, int],
-                 conflicting: tuple[int, int]) -> None:
+def _note_shared(
+    core: Core, record: Record, tensor: NkiTensor, shadow: Array, mine: tuple[int, int], conflicting: tuple[int, int]
+) -> None:
     """Mark the bytes as touched by this core; report a conflict with the other one."""
     if core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm:
         return
@@ -169,8 +186,10 @@ def _describe_race(accesses: list[Any], record: Record, tensor: NkiTensor, writi
     for other, access, wrote in accesses:
         if other.core != record.core and (wrote or writing) and (touched & _touched(tensor.storage.bank, access)).any():
             mine, its = ("writes" if write else "reads" for write in (writing, wrote))
-            return (f"race on {tensor!r}: core {record.core} {mine} it by {record.opcode} at {record.source} and core "
-                    f"{other.core} {its} it by {other.opcode} at {other.source} with no core_barrier on it between")
+            return (
+                f"race on {tensor!r}: core {record.core} {mine} it by {record.opcode} at {record.source} and core "
+                f"{other.core} {its} it by {other.opcode} at {other.source} with no core_barrier on it between"
+            )
     raise AssertionError("a conflict without an access")  # pragma: no cover - marks and list are written together
 
 

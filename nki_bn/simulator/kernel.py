@@ -42,8 +42,14 @@ class Kernel:
 
 
 # Documented keywords and, from debug_kernel on, undocumented ones of public kernels; none matters to a simulation.
-_JIT_KEYWORDS = {"mode", "compile_config", "specialization_config", "debug_kernel", "experimental_flags",
-                 "show_compiler_tb"}
+_JIT_KEYWORDS = {
+    "mode",
+    "compile_config",
+    "specialization_config",
+    "debug_kernel",
+    "experimental_flags",
+    "show_compiler_tb",
+}
 
 
 def jit(fn: Callable[..., Any] | None = None, **kwargs: Any) -> Any:

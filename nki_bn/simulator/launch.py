@@ -77,8 +77,13 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
     returned = state.lockstep.run(bodies)[0]
     arguments.write_back()
     outputs = arguments.collect(returned)
-    return SimulationResult(outputs, state.trace, tuple(core.sbuf.high_water for core in state.cores),
-                            tuple(core.psum.high_water for core in state.cores), options)
+    return SimulationResult(
+        outputs,
+        state.trace,
+        tuple(core.sbuf.high_water for core in state.cores),
+        tuple(core.psum.high_water for core in state.cores),
+        options,
+    )
 
 
 def check_lnc(lnc: int, options: RunOptions) -> int:
@@ -101,8 +106,9 @@ class _Arguments:
         self._copies: list[tuple[Array, NkiTensor]] = []
         self._torch = False
 
-    def bind(self, function: Callable[..., Any], args: tuple[Any, ...],
-             kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    def bind(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> inspect.BoundArguments:
         """The arguments of a call of ``function``, with HBM tensors for arrays."""
         bound = inspect.signature(function).bind(*args, **kwargs)
         for key, value in bound.arguments.items():
@@ -128,7 +134,8 @@ class _Arguments:
         dtype = dtypes.normalize(array.dtype)
         if array.ndim == 0 or array.size == 0:
             raise NkiValidationError(
-                f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension")
+                f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension"
+            )
         if self._state.options.dry:
             return self._state.stand_in(Shaped(array.shape, dtype), name, region)
         held = array.view(np.uint8) if dtype == "bool_" else array
@@ -176,8 +183,10 @@ class _Arguments:
         flags = element_flags(tensor, tensor.shadow() & WRITTEN)
         if self._state.options.strict and not flags.all():
             first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
-            raise IncompleteOutputError(f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "
-                                        f"never written (first: {first})")
+            raise IncompleteOutputError(
+                f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "
+                f"never written (first: {first})"
+            )
 
 
 def _own_copy(array: Array) -> Array:
@@ -229,8 +238,11 @@ def _with_memory_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
     code = getattr(function, "__code__", None)
     if not isinstance(function, types.FunctionType) or code is None:
         return function
-    missing = {name: _MemoryKeyword(region) for name, region in _KEYWORDS.items()
-               if name in code.co_names and name not in function.__globals__}
+    missing = {
+        name: _MemoryKeyword(region)
+        for name, region in _KEYWORDS.items()
+        if name in code.co_names and name not in function.__globals__
+    }
     if not missing:
         return function
     scope = {**function.__globals__, **missing}

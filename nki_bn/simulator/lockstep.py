@@ -42,8 +42,10 @@ class Lockstep:
                 self._failure = self._failure or error
             self._finish(core)
 
-        threads = [threading.Thread(target=contextvars.copy_context().run, args=(work, core), daemon=True)
-                   for core in range(len(bodies))]
+        threads = [
+            threading.Thread(target=contextvars.copy_context().run, args=(work, core), daemon=True)
+            for core in range(len(bodies))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -113,13 +113,17 @@ class Core:
         target = run.target
         self.run = run
         self.index = index
-        self.sbuf = Scratchpad(MemoryRegion.sbuf, target.partitions, target.sbuf_partition_bytes,
-                               target.sbuf_partition_bytes, run.scale)
-        self.psum = Scratchpad(MemoryRegion.psum, target.partitions, target.psum_partition_bytes,
-                               target.psum_bank_bytes, run.scale)
+        self.sbuf = Scratchpad(
+            MemoryRegion.sbuf, target.partitions, target.sbuf_partition_bytes, target.sbuf_partition_bytes, run.scale
+        )
+        self.psum = Scratchpad(
+            MemoryRegion.psum, target.partitions, target.psum_partition_bytes, target.psum_bank_bytes, run.scale
+        )
         # One float32 per lane for each bank of accumulators (nki.isa: Scalar and Vector have one each).
-        self.accumulators = {"scalar": np.zeros(target.partitions, np.float32),
-                             "vector": np.zeros(target.partitions, np.float32)}
+        self.accumulators = {
+            "scalar": np.zeros(target.partitions, np.float32),
+            "vector": np.zeros(target.partitions, np.float32),
+        }
         self.shared_count = 0
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
@@ -132,8 +136,9 @@ class Core:
         """Options of the run."""
         return self.run.options
 
-    def allocate(self, shape: tuple[int, ...], dtype: str, region: MemoryRegion, name: str,
-                 address: tuple[int, int] | None) -> NkiTensor:
+    def allocate(
+        self, shape: tuple[int, ...], dtype: str, region: MemoryRegion, name: str, address: tuple[int, int] | None
+    ) -> NkiTensor:
         """A new tensor with undefined contents; see :func:`nki.language.ndarray` for the rules."""
         storage = Storage(region, shape, dtype, name)
         self._register(name, "tensor")
@@ -153,8 +158,10 @@ class Core:
         pad = self.sbuf if storage.region is MemoryRegion.sbuf else self.psum
         partition, byte = (0, None) if address is None else address
         partitions = storage.shape[0]
-        require(partitions <= pad.partitions, f"{storage.label} partition dimension {partitions} exceeds maximum "
-                                              f"{pad.partitions}")
+        require(
+            partitions <= pad.partitions,
+            f"{storage.label} partition dimension {partitions} exceeds maximum {pad.partitions}",
+        )
         check_start(partition, partitions, storage.label)
         storage.bank, storage.pitch, storage.partition = pad.bank, pad.row_bytes, partition
         storage.base = partition * pad.row_bytes + pad.place(storage, storage.row_bytes, byte)
@@ -166,8 +173,10 @@ class Core:
         self.shared_count += 1
         if at < len(self.run.shared):
             other, tensor = self.run.shared[at]
-            require(other.shape == storage.shape and other.dtype == storage.dtype,
-                    f"shared_hbm tensor {at} is {other.label} on one core and {storage.label} on the other")
+            require(
+                other.shape == storage.shape and other.dtype == storage.dtype,
+                f"shared_hbm tensor {at} is {other.label} on one core and {storage.label} on the other",
+            )
             return tensor
         tensor = self._fresh(storage)
         self.run.shared.append((storage, tensor))
@@ -219,8 +228,9 @@ def current_core() -> Core:
     """
     core = _current.get()
     if core is None:
-        raise RuntimeError("NKI instructions and tensors exist only while a kernel runs: launch one with nki.jit or "
-                           "nki.simulate")
+        raise RuntimeError(
+            "NKI instructions and tensors exist only while a kernel runs: launch one with nki.jit or nki.simulate"
+        )
     return core
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,41 +14,10 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import NkiValidationError, UnsupportedError
 from nki_bn.simulator.memory import MemoryRegion, Storage
+from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array
 
 MAX_DIMS = 5
-
-
-class NKIObject:
-    """Base of objects that kernels build or take as compile-time arguments.
-
-    A subclass without initialiser gets one, as from a compiler: its fields in order, a missing one is its default or
-    None, then ``__post_init__``. Fields are the annotated names and the plainly assigned ones, for ``@dataclass`` too.
-    """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        fields = inspect.get_annotations(cls)
-        for name in fields:
-            if not hasattr(cls, name) and cls.__init__ is NKIObject.__init__:
-                setattr(cls, name, None)
-        cls.__annotations__ = fields | {name: type(value) for name, value in vars(cls).items()
-                                        if name not in fields and not name.startswith("_") and _is_default(value)}
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = [name for kind in reversed(type(self).__mro__) for name in inspect.get_annotations(kind)]
-        if len(args) > len(names):
-            raise TypeError(f"{type(self).__name__} has {len(names)} fields, got {len(args)} values")
-        defaults = {name: getattr(type(self), name, None) for name in names}
-        for name, value in (defaults | dict(zip(names, args, strict=False)) | kwargs).items():
-            setattr(self, name, value)
-        if hasattr(self, "__post_init__"):
-            self.__post_init__()
-
-
-def _is_default(value: Any) -> bool:
-    """Whether a value in a class body is that of a field: no method, property or class, and not mutable."""
-    return not hasattr(value, "__get__") and not isinstance(value, type) and type(value).__hash__ is not None
 
 
 def require(condition: bool, message: str) -> None:
@@ -172,8 +140,9 @@ class NkiTensor(NKIObject):
         """The elements, as a writable NumPy view of the memory."""
         bank = self._storage.bank
         strides = tuple(stride * bank.scale for stride in self.byte_strides())
-        return np.ndarray(self.shape, self._storage.element_type(self.dtype), bank.data,
-                          self.byte_offset() * bank.scale, strides)
+        return np.ndarray(
+            self.shape, self._storage.element_type(self.dtype), bank.data, self.byte_offset() * bank.scale, strides
+        )
 
     def shadow(self) -> Array:
         """The shadow bytes of the elements, as a writable view."""
@@ -193,19 +162,35 @@ class NkiTensor(NKIObject):
 
     # --- views -----------------------------------------------------------------------------------------------------
 
-    def _view(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None, dtype: str | None = None,
-              dynamic: ScalarOffset | None = None) -> NkiTensor:
-        view = NkiTensor(shape, dtype or self.dtype, self._storage, strides=tuple(strides),
-                         offset=self.offset if offset is None else offset, dynamic=dynamic or self.dynamic)
+    def _view(
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int | None = None,
+        dtype: str | None = None,
+        dynamic: ScalarOffset | None = None,
+    ) -> NkiTensor:
+        view = NkiTensor(
+            shape,
+            dtype or self.dtype,
+            self._storage,
+            strides=tuple(strides),
+            offset=self.offset if offset is None else offset,
+            dynamic=dynamic or self.dynamic,
+        )
         view.outside = self.outside
         return view
 
     def _dim(self, dim: int, *, partition: bool = False) -> int:
-        require(isinstance(dim, int) and -self.ndim <= dim < self.ndim,
-                f"dim {dim!r} is not a dimension of shape {self.shape}")
+        require(
+            isinstance(dim, int) and -self.ndim <= dim < self.ndim,
+            f"dim {dim!r} is not a dimension of shape {self.shape}",
+        )
         dim %= self.ndim
-        require(partition or dim != 0 or not self.buffer.on_chip,
-                f"dimension 0 of an on-chip tensor is the partition dimension: {self.shape} cannot be changed there")
+        require(
+            partition or dim != 0 or not self.buffer.on_chip,
+            f"dimension 0 of an on-chip tensor is the partition dimension: {self.shape} cannot be changed there",
+        )
         return dim
 
     def __getitem__(self, key: Any) -> NkiTensor:
@@ -259,8 +244,10 @@ class NkiTensor(NKIObject):
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """``t[..., start:end:step, ...]`` at ``dim``; 0 <= start < end <= size, step >= 1."""
         dim = self._dim(dim, partition=True)
-        require(0 <= start < end <= self.shape[dim] and step >= 1,
-                f"slice(dim={dim}, start={start}, end={end}, step={step}) is out of range for shape {self.shape}")
+        require(
+            0 <= start < end <= self.shape[dim] and step >= 1,
+            f"slice(dim={dim}, start={start}, end={end}, step={step}) is out of range for shape {self.shape}",
+        )
         return self[(slice(None),) * dim + (slice(start, end, step),)]
 
     def select(self, dim: int, index: Any) -> NkiTensor:
@@ -298,8 +285,10 @@ class NkiTensor(NKIObject):
 
     def expand_dim(self, dim: int) -> NkiTensor:
         """Insert a dimension of size 1 at ``dim``."""
-        require(0 <= dim <= self.ndim and (dim != 0 or not self.buffer.on_chip),
-                f"expand_dim({dim}) is not possible for shape {self.shape} in {self.buffer.value}")
+        require(
+            0 <= dim <= self.ndim and (dim != 0 or not self.buffer.on_chip),
+            f"expand_dim({dim}) is not possible for shape {self.shape} in {self.buffer.value}",
+        )
         return self._view((*self.shape[:dim], 1, *self.shape[dim:]), (*self.strides[:dim], 1, *self.strides[dim:]))
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
@@ -316,8 +305,9 @@ class NkiTensor(NKIObject):
         trivial = all(size == 1 for size in sizes[1:])
         dim = self._dim(dim, partition=trivial)
         steps = [self.strides[dim] * step for step in row_major(sizes)]
-        return self._view((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]),
-                          (*self.strides[:dim], *steps, *self.strides[dim + 1 :]))
+        return self._view(
+            (*self.shape[:dim], *sizes, *self.shape[dim + 1 :]), (*self.strides[:dim], *steps, *self.strides[dim + 1 :])
+        )
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
         """Merge dimensions ``start_dim`` to ``end_dim`` (inclusive), which must be contiguous."""
@@ -329,15 +319,18 @@ class NkiTensor(NKIObject):
     def reshape(self, shape: Sequence[int]) -> NkiTensor:
         """The same elements in another shape, as far as that needs no copy; one size may be -1."""
         sizes = _infer(tuple(shape), self.size, self.shape)
-        require(not self.buffer.on_chip or sizes[0] == self.shape[0],
-                f"reshape of {self.shape} to {sizes} would change the partition dimension")
+        require(
+            not self.buffer.on_chip or sizes[0] == self.shape[0],
+            f"reshape of {self.shape} to {sizes} would change the partition dimension",
+        )
         # Element strides, as byte strides of a byte array that is never touched: NumPy says whether a view can do it.
         layout = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), self.shape, self.strides)
         try:
             strides = np.reshape(layout, sizes, copy=False).strides
         except ValueError:
             raise NkiValidationError(
-                f"reshape of {self.shape} with strides {self.strides} to {sizes} would need a copy") from None
+                f"reshape of {self.shape} with strides {self.strides} to {sizes} would need a copy"
+            ) from None
         return self._view(sizes, strides)
 
     def rearrange(
@@ -351,8 +344,10 @@ class NkiTensor(NKIObject):
                 sizes = [(fixed_sizes or {}).get(name, -1) for name in src[dim]]
                 view = view.reshape_dim(dim, sizes)
         names, wanted = _flat(src), _flat(dst)
-        require(len(set(names)) == len(names) and sorted(names) == sorted(wanted),
-                f"patterns {src} and {dst} must hold the same names, each once")
+        require(
+            len(set(names)) == len(names) and sorted(names) == sorted(wanted),
+            f"patterns {src} and {dst} must hold the same names, each once",
+        )
         view = view.permute([names.index(name) for name in wanted])
         for dim in range(len(dst)):
             if isinstance(dst[dim], tuple) and len(dst[dim]) > 1:
@@ -366,22 +361,34 @@ class NkiTensor(NKIObject):
         if new == self.dtype:
             return self
         wide = old_size == new_size == 4
-        require(self.storage.bank.scale == 1 or wide,
-                f"view({new}) of {self.dtype} needs bits, which NKI_PRECISE_FP=0 does not keep")
+        require(
+            self.storage.bank.scale == 1 or wide,
+            f"view({new}) of {self.dtype} needs bits, which NKI_PRECISE_FP=0 does not keep",
+        )
         require(self.dynamic is None, "view of a tensor with a run-time index is not possible")
         if old_size == new_size:
             return self._view(self.shape, self.strides, dtype=new)
-        require(self.strides[-1] == 1 or self.shape[-1] == 1,
-                f"view({new}) needs a contiguous last dimension: {self!r}")
-        require(not any(value * old_size % new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)),
-                f"view({new}): the last dimension of {self!r} is not divisible")
+        require(
+            self.strides[-1] == 1 or self.shape[-1] == 1, f"view({new}) needs a contiguous last dimension: {self!r}"
+        )
+        require(
+            not any(value * old_size % new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)),
+            f"view({new}): the last dimension of {self!r} is not divisible",
+        )
         scale = [value * old_size // new_size for value in (*self.strides[:-1], self.shape[-1], self.offset)]
         return self._view((*self.shape[:-1], scale[-2]), (*scale[:-2], 1), scale[-1], new)
 
     reinterpret_cast = view
 
-    def ap(self, pattern: Sequence[Sequence[int]], offset: int | None = None, scalar_offset: Any = None,
-           vector_offset: Any = None, indirect_dim: int = 0, dtype: Any = None) -> NkiTensor:
+    def ap(
+        self,
+        pattern: Sequence[Sequence[int]],
+        offset: int | None = None,
+        scalar_offset: Any = None,
+        vector_offset: Any = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> NkiTensor:
         """A raw access pattern ``[[stride, count], ...]`` over the storage, outermost first.
 
         An ``offset`` counts from the view's own; on a view that does not start at element 0 the sources disagree about
@@ -390,8 +397,10 @@ class NkiTensor(NKIObject):
         base = self if dtype is None else self._reinterpreted(dtypes.normalize(dtype))
         if self.offset:
             warnings.warn(f"ap on {self!r}, a view at offset {self.offset}: the pattern starts there", stacklevel=2)
-        require(len(pattern) > 0 and all(len(pair) == 2 and pair[1] >= 1 for pair in pattern),
-                f"pattern {pattern} must be pairs [stride, count] with count at least 1")
+        require(
+            len(pattern) > 0 and all(len(pair) == 2 and pair[1] >= 1 for pair in pattern),
+            f"pattern {pattern} must be pairs [stride, count] with count at least 1",
+        )
         view = base._view([pair[1] for pair in pattern], [pair[0] for pair in pattern], base.offset + (offset or 0))
         view._check_pattern()
         require(scalar_offset is None or vector_offset is None, "scalar_offset and vector_offset exclude each other")
@@ -401,16 +410,21 @@ class NkiTensor(NKIObject):
             return view
         # The dimension is one of the tensor in memory; a reshape of all of it counts as that tensor.
         shape = self.shape if self.size == self.storage.size else self.storage.shape
-        require(0 <= indirect_dim < len(shape),
-                f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}, shape {shape}")
+        require(
+            0 <= indirect_dim < len(shape),
+            f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}, shape {shape}",
+        )
         step = prod(shape[indirect_dim + 1 :]) * dtypes.size_of(base.storage.dtype)
-        require(step % dtypes.size_of(base.dtype) == 0,
-                f"a step of {step} bytes is no multiple of an element of {base!r}")
+        require(
+            step % dtypes.size_of(base.dtype) == 0, f"a step of {step} bytes is no multiple of an element of {base!r}"
+        )
         return view._with_dynamic(ScalarOffset(scalar_offset, step // dtypes.size_of(base.dtype), shape[indirect_dim]))
 
     def _reinterpreted(self, dtype: str) -> NkiTensor:
-        require(dtype == self.dtype or self.storage.bank.scale == 1,
-                "ap with dtype needs bits, which NKI_PRECISE_FP=0 lacks")
+        require(
+            dtype == self.dtype or self.storage.bank.scale == 1,
+            "ap with dtype needs bits, which NKI_PRECISE_FP=0 lacks",
+        )
         byte, size = self.offset * dtypes.size_of(self.dtype), dtypes.size_of(dtype)
         require(byte % size == 0, f"ap with dtype {dtype}: {self!r} starts at byte {byte}, no multiple of {size}")
         return self._view((1,) * self.ndim, (1,) * self.ndim, byte // size, dtype)
@@ -435,8 +449,10 @@ class NkiTensor(NKIObject):
         if self.buffer.on_chip:
             free = storage.row_bytes // dtypes.size_of(self.dtype)
             require(self.ndim >= 2, f"{pattern}: an on-chip view has at least 2 dimensions")
-            require(self.shape[0] == 1 or self.strides[0] == free,
-                    f"{pattern}: the partition stride of {storage.label} is {free}")
+            require(
+                self.shape[0] == 1 or self.strides[0] == free,
+                f"{pattern}: the partition stride of {storage.label} is {free}",
+            )
         if not self.is_inside():
             # Public kernels make patterns that they then do not use: the first use raises.
             self.outside = f"{pattern} leaves {storage.label}{' or crosses its partitions' * self.buffer.on_chip}"
@@ -459,8 +475,10 @@ def _infer(sizes: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[in
     known = prod(size for size in sizes if size != -1)
     if -1 in sizes and known and total % known == 0:
         sizes = _put(sizes, sizes.index(-1), total // known)
-    require(prod(sizes) == total and all(size > 0 for size in sizes),
-            f"shape {sizes} does not hold the {total} elements of {old}")
+    require(
+        prod(sizes) == total and all(size > 0 for size in sizes),
+        f"shape {sizes} does not hold the {total} elements of {old}",
+    )
     return sizes
 
 

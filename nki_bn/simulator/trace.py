@@ -74,7 +74,7 @@ class Access:
         """Length of the contiguous runs the pattern falls into (what one DMA descriptor can move)."""
         run = dtypes.size_of(self.dtype)
         first = 1 if self.region.on_chip else 0
-        for size, stride in list(zip(self.shape, self.strides, strict=True))[:first - 1 if first else None:-1]:
+        for size, stride in list(zip(self.shape, self.strides, strict=True))[: first - 1 if first else None : -1]:
             if size != 1 and stride != run:
                 break
             run *= size
@@ -84,8 +84,16 @@ class Access:
     def of(cls, tensor: NkiTensor) -> Access:
         """The bytes that ``tensor`` looks at."""
         storage = tensor.storage
-        return cls(storage.region, storage.bank.serial, storage.name, tensor.byte_offset(), tensor.shape,
-                   tensor.byte_strides(), tensor.dtype, storage.pitch)
+        return cls(
+            storage.region,
+            storage.bank.serial,
+            storage.name,
+            tensor.byte_offset(),
+            tensor.shape,
+            tensor.byte_strides(),
+            tensor.dtype,
+            storage.pitch,
+        )
 
 
 @dataclass(slots=True)

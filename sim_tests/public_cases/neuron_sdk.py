@@ -29,11 +29,15 @@ def kernels(checkout: Path) -> list[Kernel]:
     def module(name: str) -> Any:
         return load(folder / name / f"{name}_nki_kernels.py")
 
-    found = [Kernel("neuron-sdk tensor_addition", _addition(partial(module, "tensor_addition"))),
-             Kernel("neuron-sdk transpose2d", _transpose(partial(module, "transpose2d"))),
-             Kernel("neuron-sdk average_pool2d", _pool(partial(module, "average_pool2d")))]
-    found += [Kernel(f"neuron-sdk {name}", _matmul(partial(module, "matrix_multiplication"), name, sizes))
-              for name, sizes in _MATMULS.items()]
+    found = [
+        Kernel("neuron-sdk tensor_addition", _addition(partial(module, "tensor_addition"))),
+        Kernel("neuron-sdk transpose2d", _transpose(partial(module, "transpose2d"))),
+        Kernel("neuron-sdk average_pool2d", _pool(partial(module, "average_pool2d"))),
+    ]
+    found += [
+        Kernel(f"neuron-sdk {name}", _matmul(partial(module, "matrix_multiplication"), name, sizes))
+        for name, sizes in _MATMULS.items()
+    ]
     mamba = partial(load, folder / "fused_mamba" / "mamba_nki_kernels.py")
     found += [Kernel(f"neuron-sdk {name}", _mamba(mamba, name)) for name in ("mamba_v1", "mamba_v2", "mamba_v3")]
     return found
@@ -45,8 +49,10 @@ def _addition(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         return error(launch(module().nki_tensor_add, (a, b), target=target), np.add(*wide(a, b)))
 
     # The file itself asks for trn1.
-    return {"256x1024 float32 trn1": lambda: run((256, 1024), FLOAT32, "trn1"),
-            "128x512 bfloat16 trn2": lambda: run((128, 512), BFLOAT16, "trn2")}
+    return {
+        "256x1024 float32 trn1": lambda: run((256, 1024), FLOAT32, "trn1"),
+        "128x512 bfloat16 trn2": lambda: run((128, 512), BFLOAT16, "trn2"),
+    }
 
 
 def _transpose(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -54,8 +60,10 @@ def _transpose(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         result = launch(module().tensor_transpose2D_kernel_, (x, (rows, columns)))
         return error(result, wide(x)[0].reshape(-1, rows, columns).swapaxes(1, 2).reshape(x.shape), FLOAT32)
 
-    return {"5x(3x4) int8": lambda: run(np.arange(60, dtype=np.int8).reshape(5, 12), 3, 4),
-            "128x(7x9) float32": lambda: run(normal((128, 63)), 7, 9)}
+    return {
+        "5x(3x4) int8": lambda: run(np.arange(60, dtype=np.int8).reshape(5, 12), 3, 4),
+        "128x(7x9) float32": lambda: run(normal((128, 63)), 7, 9),
+    }
 
 
 def _pool(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -65,8 +73,10 @@ def _pool(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         windows = wide(x)[0].reshape(c, h // size, size, w // size, size)
         return error(launch(module().tensor_avgpool_kernel, (x, size)), windows.mean((2, 4)))
 
-    return {"2x6x6 by 2 float32": lambda: run((2, 6, 6), 2, FLOAT32),
-            "128x12x20 by 4 bfloat16": lambda: run((128, 12, 20), 4, BFLOAT16)}
+    return {
+        "2x6x6 by 2 float32": lambda: run((2, 6, 6), 2, FLOAT32),
+        "128x12x20 by 4 bfloat16": lambda: run((128, 12, 20), 4, BFLOAT16),
+    }
 
 
 def _matmul(module: Callable[[], Any], name: str, sizes: tuple[int, int, int]) -> dict[str, Callable[[], float]]:

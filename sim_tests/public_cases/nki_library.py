@@ -42,8 +42,9 @@ def kernels(checkout: Path) -> list[Kernel]:
 
 
 def _rope(module: Module) -> Cases:
-    def run(shape: tuple[int, int, int, int], dtype: Any, lnc: int = 1, interleaved: bool = False,
-            **keywords: Any) -> float:
+    def run(
+        shape: tuple[int, int, int, int], dtype: Any, lnc: int = 1, interleaved: bool = False, **keywords: Any
+    ) -> float:
         width, batch, _, length = shape
         x = normal(shape, dtype)
         angles = normal((width // 2, batch, length), seed=1)
@@ -102,8 +103,10 @@ def _tiles(norm: Array, shards: int, transposed: bool = False) -> Array:
 
 def _layernorm(module: Module) -> Cases:
     def run(batch: int, length: int, hidden: int, lnc: int = 1, with_beta: bool = True, **keywords: Any) -> float:
-        x, gamma, beta = (normal(shape, FLOAT16, seed) for seed, shape in
-                          enumerate([(batch, length, hidden), (1, hidden), (1, hidden)]))
+        x, gamma, beta = (
+            normal(shape, FLOAT16, seed)
+            for seed, shape in enumerate([(batch, length, hidden), (1, hidden), (1, hidden)])
+        )
         out = np.zeros((128, batch * length, hidden // 128), FLOAT16)
         launch(module().layernorm_tkg, (x, gamma, out), lnc=lnc, beta=beta if with_beta else None, **keywords)
         values, scale, shift = wide(x, gamma, beta if with_beta else np.zeros_like(beta))
@@ -130,9 +133,11 @@ def _attention(module: Module) -> Cases:
         # The kernel holds probabilities and inputs as bfloat16 inside.
         return error(result, softmax(scores) @ wide_v, BFLOAT16)
 
-    return {"1x640x1024x64": lambda: run(1, 640, 1024, 64),
-            "2x512x512x128 causal": lambda: run(2, 512, 512, 128, 1, True),
-            "2x512x1024x128 lnc 2": lambda: run(2, 512, 1024, 128, 2)}
+    return {
+        "1x640x1024x64": lambda: run(1, 640, 1024, 64),
+        "2x512x512x128 causal": lambda: run(2, 512, 512, 128, 1, True),
+        "2x512x1024x128 lnc 2": lambda: run(2, 512, 1024, 128, 2),
+    }
 
 
 def _cumsum(module: Module) -> Cases:
@@ -140,8 +145,11 @@ def _cumsum(module: Module) -> Cases:
         x = normal(shape, dtype)
         return error(launch(module().cumsum, (x,)), wide(x)[0].cumsum(-1))
 
-    return {"130x5000 float32": lambda: run((130, 5000), FLOAT32), "3x7x100 float32": lambda: run((3, 7, 100), FLOAT32),
-            "128x600 bfloat16": lambda: run((128, 600), BFLOAT16)}
+    return {
+        "130x5000 float32": lambda: run((130, 5000), FLOAT32),
+        "3x7x100 float32": lambda: run((3, 7, 100), FLOAT32),
+        "128x600 bfloat16": lambda: run((128, 600), BFLOAT16),
+    }
 
 
 def _loss(positions: int, vocabulary: int, dtype: Any) -> tuple[Array, Array, Array, Array]:
@@ -156,8 +164,14 @@ def _loss(positions: int, vocabulary: int, dtype: Any) -> tuple[Array, Array, Ar
 def _cross_entropy(module: Module) -> Cases:
     def run(positions: int, vocabulary: int, chunk: int, batch: int, lnc: int, dtype: Any) -> float:
         logits, targets, lse, loss = _loss(positions, vocabulary, dtype)
-        results = launch(module().cross_entropy_forward, (logits, targets), lnc=lnc, positions_per_batch=batch,
-                         chunk_size=chunk, dtype=dtype.name)
+        results = launch(
+            module().cross_entropy_forward,
+            (logits, targets),
+            lnc=lnc,
+            positions_per_batch=batch,
+            chunk_size=chunk,
+            dtype=dtype.name,
+        )
         return max(error(result, reference) for result, reference in zip(results, (loss, lse), strict=True))
 
     return {
@@ -173,22 +187,44 @@ def _cross_entropy_backward(module: Module) -> Cases:
         expected = np.exp(logits.astype(np.float64) - lse[:, None])
         expected[np.arange(positions), targets] -= 1
         scale = 1 / positions if reduction == "mean" else 1.0
-        result = launch(module().cross_entropy_backward, (logits, targets, lse.astype(np.float32)), lnc=lnc,
-                        reduction=reduction, positions_per_batch=16, chunk_size=chunk, dtype="float32", inplace=inplace)
+        result = launch(
+            module().cross_entropy_backward,
+            (logits, targets, lse.astype(np.float32)),
+            lnc=lnc,
+            reduction=reduction,
+            positions_per_batch=16,
+            chunk_size=chunk,
+            dtype="float32",
+            inplace=inplace,
+        )
         return error(result, expected * scale)
 
-    return {"40x600 mean": lambda: run(40, 600, 256, "mean", 1, False),
-            "40x600 sum in place lnc 2": lambda: run(40, 600, 600, "sum", 2, True)}
+    return {
+        "40x600 mean": lambda: run(40, 600, 256, "mean", 1, False),
+        "40x600 sum in place lnc 2": lambda: run(40, 600, 600, "sum", 2, True),
+    }
 
 
 def _conv1d(module: Module, types: Module) -> Cases:
-    def run(batch: int, c_in: int, c_out: int, length: int, size: int, *, dtype: Any = FLOAT32, lnc: int = 1,
-            bias: bool = True, act: str | None = None, **keywords: Any) -> float:
+    def run(
+        batch: int,
+        c_in: int,
+        c_out: int,
+        length: int,
+        size: int,
+        *,
+        dtype: Any = FLOAT32,
+        lnc: int = 1,
+        bias: bool = True,
+        act: str | None = None,
+        **keywords: Any,
+    ) -> float:
         x, filters = normal((batch, c_in, length), dtype), normal((size, c_in, c_out), dtype, 1)
         offsets = normal((c_out,), dtype, 2) if bias else None
         function = getattr(types().ActFnType, act) if act else None
-        result = launch(module().conv1d, (x, filters, offsets), lnc=lnc, activation_fn=function, lnc_shard=lnc > 1,
-                        **keywords)
+        result = launch(
+            module().conv1d, (x, filters, offsets), lnc=lnc, activation_fn=function, lnc_shard=lnc > 1, **keywords
+        )
         values, weights = wide(x, filters)
         expected = _convolve(values, weights, **keywords)
         if offsets is not None:

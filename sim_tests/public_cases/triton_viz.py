@@ -16,10 +16,18 @@ def kernels(checkout: Path) -> list[Kernel]:
     """The kernels of the checkout at ``checkout``."""
     folder = checkout / "examples" / "nki_beta2"
     makers: dict[str, Callable[[Any], dict[str, Callable[[], float]]]] = {
-        "add": _add, "matmul": _matmul, "mlp": _mlp, "rmsnorm": _rmsnorm, "rope": _rope, "softmax": _softmax,
-        "tiled_attention": _attention}
-    return [Kernel(f"triton-viz {name}", make(lambda name=name: load(folder / f"{name}.py")))
-            for name, make in makers.items()]
+        "add": _add,
+        "matmul": _matmul,
+        "mlp": _mlp,
+        "rmsnorm": _rmsnorm,
+        "rope": _rope,
+        "softmax": _softmax,
+        "tiled_attention": _attention,
+    }
+    return [
+        Kernel(f"triton-viz {name}", make(lambda name=name: load(folder / f"{name}.py")))
+        for name, make in makers.items()
+    ]
 
 
 def _add(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -35,8 +43,11 @@ def _add(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         # The argument that the kernel wrote has to change as well.
         return max(error(returned, np.full((4, 3), 2.0)), error(result, np.full((4, 3), 2.0)))
 
-    return {"4x3 torch": demo_in_torch, "128x512 float32": lambda: run((128, 512), FLOAT32),
-            "64x100 bfloat16": lambda: run((64, 100), BFLOAT16)}
+    return {
+        "4x3 torch": demo_in_torch,
+        "128x512 float32": lambda: run((128, 512), FLOAT32),
+        "64x100 bfloat16": lambda: run((64, 100), BFLOAT16),
+    }
 
 
 def _matmul(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -50,23 +61,30 @@ def _matmul(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         result = launch(module().matmul_kernel, (left, right, np.empty((128, 512), np.float32)))
         return error(result, np.matmul(*wide(left.T, right)))
 
-    return {"demo": demo, "256x256x1024 float32": lambda: run(256, 256, 1024, FLOAT32),
-            "256x128x512 bfloat16": lambda: run(256, 128, 512, BFLOAT16)}
+    return {
+        "demo": demo,
+        "256x256x1024 float32": lambda: run(256, 256, 1024, FLOAT32),
+        "256x128x512 bfloat16": lambda: run(256, 128, 512, BFLOAT16),
+    }
 
 
 def _mlp(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
     def run(batch: int, inner: int, hidden: int, out: int, spread: float = 0.05) -> float:
         x, w1, w2 = normal((batch, inner)), normal((inner, hidden)) * spread, normal((hidden, out)) * spread
         tiled = (x.T, (128, 128)), (w1, (128, 128)), (w2, (128, 512))
-        padded = [np.pad(value, [(0, -size % tile) for size, tile in zip(value.shape, tiles, strict=True)])
-                  for value, tiles in tiled]
+        padded = [
+            np.pad(value, [(0, -size % tile) for size, tile in zip(value.shape, tiles, strict=True)])
+            for value, tiles in tiled
+        ]
         result = np.empty((padded[0].shape[1], padded[2].shape[1]), np.float32)
         returned = launch(module().mlp_kernel, (*padded, result))
         wide_x, wide_w1, wide_w2 = wide(x, w1.astype(np.float32), w2.astype(np.float32))
         return error(returned[:batch, :out], np.maximum(wide_x @ wide_w1, 0) @ wide_w2)
 
-    return {"190x170x222x333 padded": lambda: run(190, 170, 222, 333),
-            "128x128x256x512": lambda: run(128, 128, 256, 512)}
+    return {
+        "190x170x222x333 padded": lambda: run(190, 170, 222, 333),
+        "128x128x256x512": lambda: run(128, 128, 256, 512),
+    }
 
 
 def _rmsnorm(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -76,8 +94,11 @@ def _rmsnorm(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         values, scale = wide(x, gamma)
         return error(result, values / np.sqrt((values**2).mean(1, keepdims=True) + eps) * scale)
 
-    return {"256x64 float32": lambda: run((256, 64), FLOAT32), "128x1000 bfloat16": lambda: run((128, 1000), BFLOAT16),
-            "128x33 float32 eps 0.5": lambda: run((128, 33), FLOAT32, 0.5)}
+    return {
+        "256x64 float32": lambda: run((256, 64), FLOAT32),
+        "128x1000 bfloat16": lambda: run((128, 1000), BFLOAT16),
+        "128x33 float32 eps 0.5": lambda: run((128, 33), FLOAT32, 0.5),
+    }
 
 
 def _rope(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
@@ -91,8 +112,10 @@ def _rope(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         launch(module().rope_kernel, (q, k, *tables, *outputs, *shape))
         return max(error(output, _rotated(*wide(x, *tables))) for output, x in zip(outputs, (q, k), strict=True))
 
-    return {"1x4x128x64 float32": lambda: run(1, 4, 128, 64, FLOAT32),
-            "2x1x256x32 bfloat16": lambda: run(2, 1, 256, 32, BFLOAT16)}
+    return {
+        "1x4x128x64 float32": lambda: run(1, 4, 128, 64, FLOAT32),
+        "2x1x256x32 bfloat16": lambda: run(2, 1, 256, 32, BFLOAT16),
+    }
 
 
 def _rotated(x: Array, cos: Array, sin: Array) -> Array:
@@ -118,5 +141,7 @@ def _attention(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         wide_q, wide_k, wide_v = wide(q, *(np.repeat(x, heads // kv_heads, axis=1) for x in (k, v)))
         return error(out, softmax(wide_q @ wide_k.swapaxes(2, 3) / np.sqrt(128)) @ wide_v)
 
-    return {"2x2 heads 128x128x64": lambda: run(2, 2, 2, 128, 128, 64),
-            "1x4 heads over 2, 256x384x128": lambda: run(1, 4, 2, 256, 384, 128)}
+    return {
+        "2x2 heads 128x128x64": lambda: run(2, 2, 2, 128, 128, 64),
+        "1x4 heads over 2, 256x384x128": lambda: run(1, 4, 2, 256, 384, 128),
+    }

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nki_bn.simulator.isa.unsupported import refusing
-from nki_bn.simulator.tensor import NKIObject
+from nki_bn.simulator.nki_object import NKIObject
 
 
 class ReplicaGroup(NKIObject):

@@ -135,7 +135,8 @@ from nki_bn.simulator.language.rounding import (
 )
 from nki_bn.simulator.language.tile_size import tile_size
 from nki_bn.simulator.memory import MemoryRegion
-from nki_bn.simulator.tensor import NKIObject, NkiTensor
+from nki_bn.simulator.nki_object import NKIObject
+from nki_bn.simulator.tensor import NkiTensor
 
 # Element types are strings, each the name of its own attribute.
 bool_ = "bool_"

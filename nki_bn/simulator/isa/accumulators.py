@@ -81,6 +81,9 @@ def command(instruction: str, value: Any, accepted: tuple[reduce_cmd, ...]) -> r
         NkiValidationError: it is not accepted.
     """
     member = checks.member(instruction, "reduce_cmd", value, reduce_cmd)
-    require(member in accepted, f"{instruction} reduce_cmd {member.name} is not accepted; accepted: "
-                                f"{', '.join(item.name for item in accepted)}")
+    require(
+        member in accepted,
+        f"{instruction} reduce_cmd {member.name} is not accepted; accepted: "
+        f"{', '.join(item.name for item in accepted)}",
+    )
     return member

@@ -98,13 +98,32 @@ def _copy(x: Float32) -> Float32:
 
 
 _EXACT: dict[str, Callable[[Float32], Float32]] = {
-    "copy": _copy, "square": np.square, "relu": _relu, "abs": np.abs, "sign": np.sign,
+    "copy": _copy,
+    "square": np.square,
+    "relu": _relu,
+    "abs": np.abs,
+    "sign": np.sign,
 }
 _ROUNDED: dict[str, Callable[[Float64], Float64]] = {
-    "sigmoid": _sigmoid, "gelu": _gelu, "gelu_dx": _gelu_dx, "gelu_apprx_tanh": _gelu_apprx_tanh,
-    "gelu_apprx_sigmoid": _gelu_apprx_sigmoid, "gelu_apprx_sigmoid_dx": _gelu_apprx_sigmoid_dx, "silu": _silu,
-    "silu_dx": _silu_dx, "tanh": np.tanh, "softplus": _softplus, "mish": _mish, "erf": _erf, "erf_dx": _erf_dx,
-    "exp": np.exp, "log": np.log, "sin": _sin, "arctan": np.arctan, "sqrt": np.sqrt, "rsqrt": _rsqrt,
+    "sigmoid": _sigmoid,
+    "gelu": _gelu,
+    "gelu_dx": _gelu_dx,
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
+    "gelu_apprx_sigmoid": _gelu_apprx_sigmoid,
+    "gelu_apprx_sigmoid_dx": _gelu_apprx_sigmoid_dx,
+    "silu": _silu,
+    "silu_dx": _silu_dx,
+    "tanh": np.tanh,
+    "softplus": _softplus,
+    "mish": _mish,
+    "erf": _erf,
+    "erf_dx": _erf_dx,
+    "exp": np.exp,
+    "log": np.log,
+    "sin": _sin,
+    "arctan": np.arctan,
+    "sqrt": np.sqrt,
+    "rsqrt": _rsqrt,
     "reciprocal": np.reciprocal,
 }
 FUNCTIONS = (*_EXACT, *_ROUNDED)
@@ -121,8 +140,9 @@ def find(instruction: str, op: Any) -> str:
     name = op_name(instruction, "op", op)
     if name == "prelu":
         raise UnsupportedError(f"{instruction} op nl.prelu is not supported: its slope is undocumented")
-    require(name in FUNCTIONS,
-            f"{instruction} op nl.{name} is not an activation function; accepted: {', '.join(FUNCTIONS)}")
+    require(
+        name in FUNCTIONS, f"{instruction} op nl.{name} is not an activation function; accepted: {', '.join(FUNCTIONS)}"
+    )
     return name
 
 

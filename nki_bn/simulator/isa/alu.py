@@ -116,8 +116,10 @@ def find(instruction: str, argument: str, op: Any) -> Operator:
         NkiValidationError: it is not an ALU operator, or not one of this generation.
     """
     name = op_name(instruction, argument, op)
-    require(name in OPERATORS, f"{instruction} {argument} nl.{name} is not an ALU operator; accepted: "
-                               f"{', '.join(OPERATORS)}")
+    require(
+        name in OPERATORS,
+        f"{instruction} {argument} nl.{name} is not an ALU operator; accepted: {', '.join(OPERATORS)}",
+    )
     found = OPERATORS[name]
     if found.since > nc_version.gen2:
         checks.at_least(f"{instruction} {argument} nl.{name}", found.since)
@@ -141,11 +143,15 @@ def find_reduction(instruction: str, argument: str, op: Any, accepted: tuple[str
 def require_vector(instruction: str, **operators: Operator) -> None:
     """The operators are arithmetic ones that Vector has."""
     for argument, operator in operators.items():
-        require(not operator.bitvec,
-                f"{instruction} {argument} nl.{operator.name} is a bitvec operator; accepted: arithmetic operators")
-        require(engine.vector in operator.engines,
-                f"{instruction} {argument} nl.{operator.name} does not exist on vector; it runs on "
-                f"{', '.join(item.name for item in operator.engines)}")
+        require(
+            not operator.bitvec,
+            f"{instruction} {argument} nl.{operator.name} is a bitvec operator; accepted: arithmetic operators",
+        )
+        require(
+            engine.vector in operator.engines,
+            f"{instruction} {argument} nl.{operator.name} does not exist on vector; it runs on "
+            f"{', '.join(item.name for item in operator.engines)}",
+        )
 
 
 def read(tensor: NkiTensor) -> Float32:
@@ -167,12 +173,16 @@ def from_bits(values: Array, tensor: NkiTensor) -> Array:
 def check_bits(instruction: str, **tensors: NkiTensor) -> None:
     """Operands of a bitvec operator: integers of one width, as nothing is cast."""
     for name, tensor in tensors.items():
-        require(dtypes.is_integer(tensor.dtype),
-                f"{instruction} {name} is {tensor.dtype}; bitvec operators take integer dtypes only")
+        require(
+            dtypes.is_integer(tensor.dtype),
+            f"{instruction} {name} is {tensor.dtype}; bitvec operators take integer dtypes only",
+        )
     (first, model), *others = tensors.items()
     for name, tensor in others:
-        require(dtypes.size_of(tensor.dtype) == dtypes.size_of(model.dtype),
-                f"{instruction} {name} is {tensor.dtype}, {first} is {model.dtype}: bitvec operators do not cast")
+        require(
+            dtypes.size_of(tensor.dtype) == dtypes.size_of(model.dtype),
+            f"{instruction} {name} is {tensor.dtype}, {first} is {model.dtype}: bitvec operators do not cast",
+        )
 
 
 def evaluate(name: str, a: Any, b: Any = None, out: Array | None = None) -> Array:
@@ -237,8 +247,16 @@ class Stage:
         return dtype.type(self.operand & np.iinfo(dtype).max)
 
 
-def stage(operands: Operands, names: tuple[str, str], op: Any, operand: Any, data: NkiTensor, *, reverse: bool = False,
-          float32_only: bool = True) -> Stage:
+def stage(
+    operands: Operands,
+    names: tuple[str, str],
+    op: Any,
+    operand: Any,
+    data: NkiTensor,
+    *,
+    reverse: bool = False,
+    float32_only: bool = True,
+) -> Stage:
     """Check an operator and its operand for ``data``; ``names`` are the names of the two arguments.
 
     Raises:
@@ -248,8 +266,10 @@ def stage(operands: Operands, names: tuple[str, str], op: Any, operand: Any, dat
     operator = find(operands.instruction, names[0], op)
     what = f"{operands.instruction} {names[0]} nl.{operator.name}"
     if operator.unary:
-        require(operand is None or (not isinstance(operand, NkiTensor) and operand == 0),
-                f"{what} is unary: {names[1]} must be None or 0, got {operand!r}")
+        require(
+            operand is None or (not isinstance(operand, NkiTensor) and operand == 0),
+            f"{what} is unary: {names[1]} must be None or 0, got {operand!r}",
+        )
         return Stage(operator, None, reverse)
     require(operand is not None, f"{what} needs {names[1]}")
     float32_only = float32_only and not operator.bitvec

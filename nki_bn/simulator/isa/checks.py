@@ -37,8 +37,10 @@ def tile(op: str, name: str, value: Any, regions: tuple[MemoryRegion, ...] = ON_
     accepted = " or ".join(region.value for region in regions)
     require(value.buffer in regions, f"{op} {name} is in {value.buffer.value}; accepted: {accepted}")
     most = current_core().run.target.partitions
-    require(value.shape[0] <= most or not value.buffer.on_chip,
-            f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}")
+    require(
+        value.shape[0] <= most or not value.buffer.on_chip,
+        f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}",
+    )
     return value
 
 
@@ -51,16 +53,22 @@ def same_layout(op: str, **tensors: NkiTensor) -> None:
     """All tensors have the same number of partitions and of elements per partition (ranks may differ)."""
     (first, model), *others = tensors.items()
     for name, other in others:
-        require(model.shape[0] == other.shape[0],
-                f"{op} {name} has {other.shape[0]} partitions, {first} has {model.shape[0]}")
-        require(columns(model) == columns(other),
-                f"{op} {name} has {columns(other)} elements per partition, {first} has {columns(model)}")
+        require(
+            model.shape[0] == other.shape[0],
+            f"{op} {name} has {other.shape[0]} partitions, {first} has {model.shape[0]}",
+        )
+        require(
+            columns(model) == columns(other),
+            f"{op} {name} has {columns(other)} elements per partition, {first} has {columns(model)}",
+        )
 
 
 def not_both_psum(op: str, **tensors: NkiTensor) -> None:
     """At least one of the two tensors is not in PSUM."""
-    require(not all(tensor.buffer is MemoryRegion.psum for tensor in tensors.values()),
-            f"{op} {' and '.join(tensors)} are both in psum; at most one may be")
+    require(
+        not all(tensor.buffer is MemoryRegion.psum for tensor in tensors.values()),
+        f"{op} {' and '.join(tensors)} are both in psum; at most one may be",
+    )
 
 
 def member(op: str, name: str, value: Any, kind: type[E]) -> E:
@@ -79,8 +87,10 @@ def pick_engine(op: str, chosen: engine, default: engine, accepted: tuple[engine
     member(op, "engine", chosen, engine)
     if chosen is engine.unknown:
         return default
-    require(chosen in accepted, f"{op} cannot run on engine {chosen.name}; accepted: "
-                                f"{', '.join(item.name for item in accepted)}")
+    require(
+        chosen in accepted,
+        f"{op} cannot run on engine {chosen.name}; accepted: {', '.join(item.name for item in accepted)}",
+    )
     return chosen
 
 
@@ -98,8 +108,10 @@ def column_operand(op: str, name: str, value: Any, data: NkiTensor, *, float32_o
     """
     if isinstance(value, NkiTensor):
         tile(op, name, value)
-        require(value.shape[0] == data.shape[0] and columns(value) == 1,
-                f"{op} {name} must have shape ({data.shape[0]}, 1), got {value.shape}")
+        require(
+            value.shape[0] == data.shape[0] and columns(value) == 1,
+            f"{op} {name} must have shape ({data.shape[0]}, 1), got {value.shape}",
+        )
         require(not float32_only or value.dtype == "float32", f"{op} {name} must be float32, got {value.dtype}")
         return value
     if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:

@@ -82,8 +82,10 @@ def affine_select(
     checks.same_layout("affine_select", on_true_tile=source, dst=dst)
     _check_pattern("affine_select", pattern, offset, channel_multiplier, dst)
     operator = alu.find("affine_select", "cmp_op", cmp_op).name
-    require(operator in alu.COMPARISONS,
-            f"affine_select cmp_op nl.{operator} is no comparison; accepted: {', '.join(sorted(alu.COMPARISONS))}")
+    require(
+        operator in alu.COMPARISONS,
+        f"affine_select cmp_op nl.{operator} is no comparison; accepted: {', '.join(sorted(alu.COMPARISONS))}",
+    )
     if isinstance(on_false_value, bool) or not isinstance(on_false_value, (int, float, np.integer, np.floating)):
         raise TypeError(f"affine_select on_false_value must be a number, got {on_false_value!r}")
 
@@ -100,8 +102,10 @@ def _check_pattern(instruction: str, pattern: Pattern, offset: Any, channel_mult
     """Integers everywhere, at most four pairs, and as many elements as ``dst`` has per partition."""
     if not isinstance(pattern, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pattern):
         raise TypeError(f"{instruction} pattern must be a list of pairs [step, count], got {pattern!r}")
-    require(len(pattern) <= _MAX_PAIRS and all(len(pair) == 2 for pair in pattern),
-            f"{instruction} pattern must have at most {_MAX_PAIRS} pairs [step, count], got {pattern!r}")
+    require(
+        len(pattern) <= _MAX_PAIRS and all(len(pair) == 2 for pair in pattern),
+        f"{instruction} pattern must have at most {_MAX_PAIRS} pairs [step, count], got {pattern!r}",
+    )
     numbers = [number for pair in pattern for number in pair] + [channel_multiplier]
     if not isinstance(offset, VirtualRegister):
         numbers.append(offset)
@@ -109,8 +113,10 @@ def _check_pattern(instruction: str, pattern: Pattern, offset: Any, channel_mult
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
             raise TypeError(f"{instruction} pattern, offset and channel_multiplier must be integers, got {number!r}")
     size = prod(count for _, count in pattern)
-    require(size == checks.columns(dst) and all(count >= 1 for _, count in pattern),
-            f"{instruction} pattern {pattern!r} has {size} elements, dst has {checks.columns(dst)} per partition")
+    require(
+        size == checks.columns(dst) and all(count >= 1 for _, count in pattern),
+        f"{instruction} pattern {pattern!r} has {size} elements, dst has {checks.columns(dst)} per partition",
+    )
 
 
 def _affine(pattern: Pattern, offset: int | VirtualRegister, channel_multiplier: int, partitions: int) -> Array:

@@ -43,8 +43,10 @@ class Operands:
         if value is None:
             return None
         tensor = self.tile(argument, value)
-        require(tensor.shape[0] == data.shape[0] and checks.columns(tensor) == 1,
-                f"{self.instruction} {argument} must have shape ({data.shape[0]}, 1), got {tensor.shape}")
+        require(
+            tensor.shape[0] == data.shape[0] and checks.columns(tensor) == 1,
+            f"{self.instruction} {argument} must have shape ({data.shape[0]}, 1), got {tensor.shape}",
+        )
         return tensor
 
     def _settled(self, tensor: NkiTensor) -> NkiTensor:

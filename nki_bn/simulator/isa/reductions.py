@@ -51,8 +51,10 @@ def tensor_reduce(
     dst, data = operands.tile("dst", dst), operands.tile("data", data)
     operator = alu.find_reduction("tensor_reduce", "op", op)
     kept = prod(data.shape[1 : _first_axis(axis, data)])
-    require(dst.shape[0] == data.shape[0] and checks.columns(dst) == kept,
-            f"tensor_reduce dst must have {data.shape[0]} partitions of {kept} elements, got shape {dst.shape}")
+    require(
+        dst.shape[0] == data.shape[0] and checks.columns(dst) == kept,
+        f"tensor_reduce dst must have {data.shape[0]} partitions of {kept} elements, got shape {dst.shape}",
+    )
     if operator.bitvec:
         require(not negate, f"tensor_reduce negate is for arithmetic operators, got nl.{operator.name}")
         alu.check_bits("tensor_reduce", data=data, dst=dst)
@@ -65,8 +67,9 @@ def tensor_reduce(
         result = alu.reduce(operator.name, alu.read(data).reshape(shape), order)
         return [np.multiply(result, np.float32(-1)) if negate else result]
 
-    return issue("tensor_reduce", "vector", [dst], [data, *operands.indices], compute, name=name,
-                 op=operator.name, negate=negate)
+    return issue(
+        "tensor_reduce", "vector", [dst], [data, *operands.indices], compute, name=name, op=operator.name, negate=negate
+    )
 
 
 def _first_axis(axis: int | Sequence[int], data: NkiTensor) -> int:
@@ -75,8 +78,10 @@ def _first_axis(axis: int | Sequence[int], data: NkiTensor) -> int:
     if not axes or not all(isinstance(item, int) and not isinstance(item, bool) for item in axes):
         raise TypeError(f"tensor_reduce axis must be an integer or a tuple of integers, got {axis!r}")
     dims = sorted(item + data.ndim if item < 0 else item for item in axes)
-    require(dims == list(range(data.ndim - len(dims), data.ndim)) and dims[0] > 0,
-            f"tensor_reduce axis {axis!r} must be the last free dimensions of shape {data.shape}, without dimension 0")
+    require(
+        dims == list(range(data.ndim - len(dims), data.ndim)) and dims[0] > 0,
+        f"tensor_reduce axis {axis!r} must be the last free dimensions of shape {data.shape}, without dimension 0",
+    )
     return dims[0]
 
 
@@ -119,8 +124,10 @@ def tensor_scalar_reduce(
     alu.require_vector(opcode, op0=stage.operator)
     operator = alu.find_reduction(opcode, "reduce_op", reduce_op, ("add", "multiply", "maximum", "minimum"))
     chosen = command(opcode, reduce_cmd, _COMMANDS)
-    require((reduce_init is not None) == (chosen is commands.load_reduce),
-            f"{opcode} reduce_init belongs to reduce_cmd load_reduce, got {reduce_init!r} with {chosen.name}")
+    require(
+        (reduce_init is not None) == (chosen is commands.load_reduce),
+        f"{opcode} reduce_init belongs to reduce_cmd load_reduce, got {reduce_init!r} with {chosen.name}",
+    )
     initial = None if reduce_init is None else operands.column("reduce_init", reduce_init, data)
     result = operands.result("reduce_res", reduce_res, data)
     accumulation = Accumulation("vector", operator.name, chosen, result, reduce_res_negate, initial)
@@ -130,8 +137,17 @@ def tensor_scalar_reduce(
         values = stage.apply(alu.read(data))
         return [values, *accumulation.run(dst, values)]
 
-    return issue(opcode, "vector", [dst, *accumulation.results], [data, *columns, *operands.indices], compute,
-                 name=name, ops=(stage.operator.name,), pointers=len(columns), **accumulation.attributes)
+    return issue(
+        opcode,
+        "vector",
+        [dst, *accumulation.results],
+        [data, *columns, *operands.indices],
+        compute,
+        name=name,
+        ops=(stage.operator.name,),
+        pointers=len(columns),
+        **accumulation.attributes,
+    )
 
 
 def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None) -> NkiInstruction:
@@ -147,8 +163,10 @@ def tensor_partition_reduce(dst: NkiTensor, op: Any, data: NkiTensor, name: str 
     opcode = "tensor_partition_reduce"
     operands = Operands(opcode)
     dst, data = operands.tile("dst", dst, checks.SBUF), operands.tile("data", data, checks.SBUF)
-    require(dst.shape[0] == 1 and checks.columns(dst) == checks.columns(data),
-            f"{opcode} dst must have 1 partition of {checks.columns(data)} elements, got shape {dst.shape}")
+    require(
+        dst.shape[0] == 1 and checks.columns(dst) == checks.columns(data),
+        f"{opcode} dst must have 1 partition of {checks.columns(data)} elements, got shape {dst.shape}",
+    )
     operator = _partition_operator(op)
     bitvec = operator.startswith("bitwise")
     if bitvec:

@@ -10,7 +10,8 @@ import numpy as np
 from nki_bn.simulator.isa import checks
 from nki_bn.simulator.isa.dma import DMA_REGIONS
 from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
-from nki_bn.simulator.tensor import NKIObject, NkiTensor, require
+from nki_bn.simulator.nki_object import NKIObject
+from nki_bn.simulator.tensor import NkiTensor, require
 
 
 class VirtualRegister(NKIObject):

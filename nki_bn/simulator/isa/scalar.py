@@ -101,9 +101,17 @@ class _Form:
             values = activation_functions.evaluate(self.function, self._input())
             return [values, *accumulation.run(self.dst, values)]
 
-        return issue(self.operands.instruction, "scalar", [self.dst, *accumulation.results],
-                     [self.data, *columns, *self.operands.indices], compute, name=name, function=self.function,
-                     pointers=len(columns), **accumulation.attributes)
+        return issue(
+            self.operands.instruction,
+            "scalar",
+            [self.dst, *accumulation.results],
+            [self.data, *columns, *self.operands.indices],
+            compute,
+            name=name,
+            function=self.function,
+            pointers=len(columns),
+            **accumulation.attributes,
+        )
 
     def _input(self) -> Float32:
         values = alu.read(self.data)
@@ -127,8 +135,12 @@ def _form(operands: Operands, dst: NkiTensor, op: Any, data: NkiTensor, bias: An
 
 def _check_bias(instruction: str, function: str, bias: Any) -> None:
     pointer = isinstance(bias, NkiTensor)
-    require(pointer or checks.version() > nc_version.gen2,
-            f"{instruction} bias must be a tile of shape (P, 1) on gen2, got the number {bias!r}")
+    require(
+        pointer or checks.version() > nc_version.gen2,
+        f"{instruction} bias must be a tile of shape (P, 1) on gen2, got the number {bias!r}",
+    )
     require(not pointer or bias.dtype != "tfloat32", f"{instruction} bias is tfloat32; accepted: any other dtype")
-    require(function != "reciprocal" or checks.version() > nc_version.gen2,
-            f"{instruction} op nl.reciprocal takes no bias on gen2")
+    require(
+        function != "reciprocal" or checks.version() > nc_version.gen2,
+        f"{instruction} op nl.reciprocal takes no bias on gen2",
+    )

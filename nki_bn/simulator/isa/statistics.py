@@ -34,8 +34,9 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiIns
     dst, data = operands.tile("dst", dst), operands.tile("data", data)
     _check_result("bn_stats", dst, data, 2 * _MOMENTS)
     most = current_core().run.target.bn_stats_columns
-    require(checks.columns(data) <= most,
-            f"bn_stats data has {checks.columns(data)} elements per partition, at most {most}")
+    require(
+        checks.columns(data) <= most, f"bn_stats data has {checks.columns(data)} elements per partition, at most {most}"
+    )
 
     def compute() -> list[Array]:
         values = alu.read(data)
@@ -45,8 +46,10 @@ def bn_stats(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiIns
 
 
 def _check_result(instruction: str, dst: NkiTensor, data: NkiTensor, columns: int) -> None:
-    require(dst.shape[0] == data.shape[0] and checks.columns(dst) == columns,
-            f"{instruction} dst must have {data.shape[0]} partitions of {columns} elements, got shape {dst.shape}")
+    require(
+        dst.shape[0] == data.shape[0] and checks.columns(dst) == columns,
+        f"{instruction} dst must have {data.shape[0]} partitions of {columns} elements, got shape {dst.shape}",
+    )
 
 
 def _sum(values: Float32) -> Float32:
@@ -85,8 +88,10 @@ def bn_aggr(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInst
     operands = Operands("bn_aggr")
     dst, data = operands.tile("dst", dst), operands.tile("data", data)
     _check_result("bn_aggr", dst, data, 2)
-    require(checks.columns(data) % _MOMENTS == 0,
-            f"bn_aggr data has {checks.columns(data)} elements per partition, which is not a multiple of {_MOMENTS}")
+    require(
+        checks.columns(data) % _MOMENTS == 0,
+        f"bn_aggr data has {checks.columns(data)} elements per partition, which is not a multiple of {_MOMENTS}",
+    )
 
     def compute() -> list[Array]:
         return [_aggregate(alu.read(data))]

@@ -65,8 +65,9 @@ def tensor_tensor(
             return [alu.evaluate_integers(operator.name, raw(data1), raw(data2), dst.dtype)]
         return [alu.evaluate(operator.name, alu.read(data1), alu.read(data2))]
 
-    return issue("tensor_tensor", chosen.name, [dst], [data1, data2, *operands.indices], compute, name=name,
-                 op=operator.name)
+    return issue(
+        "tensor_tensor", chosen.name, [dst], [data1, data2, *operands.indices], compute, name=name, op=operator.name
+    )
 
 
 def _exact(operator: alu.Operator, tensors: tuple[NkiTensor, ...]) -> bool:
@@ -77,12 +78,17 @@ def _exact(operator: alu.Operator, tensors: tuple[NkiTensor, ...]) -> bool:
 def _tensor_tensor_engine(chosen: engines, operator: alu.Operator, tensors: tuple[NkiTensor, ...]) -> engines:
     psum = any(tensor.buffer is MemoryRegion.psum for tensor in tensors)
     exact = _exact(operator, tensors)
-    accepted = tuple(item for item in (engines.vector, engines.gpsimd)
-                     if item in operator.engines or (exact and item is engines.gpsimd))
+    accepted = tuple(
+        item
+        for item in (engines.vector, engines.gpsimd)
+        if item in operator.engines or (exact and item is engines.gpsimd)
+    )
     default = engines.gpsimd if exact and not psum else accepted[0]
     picked = checks.pick_engine(f"tensor_tensor op nl.{operator.name}", chosen, default, accepted)
-    require(picked is not engines.gpsimd or not psum,
-            f"tensor_tensor op nl.{operator.name} on gpsimd has an operand in psum; accepted: sbuf")
+    require(
+        picked is not engines.gpsimd or not psum,
+        f"tensor_tensor op nl.{operator.name} on gpsimd has an operand in psum; accepted: sbuf",
+    )
     return picked
 
 
@@ -120,8 +126,10 @@ def tensor_scalar(
         stages.append(alu.stage(operands, ("op1", "operand1"), op1, operand1, data, reverse=reverse1))
     require(op1 is not None or operand1 is None, "tensor_scalar operand1 is given without op1")
     bitvec = stages[0].operator.bitvec
-    require(all(item.operator.bitvec == bitvec for item in stages),
-            "tensor_scalar op0 and op1 must both be arithmetic or both bitvec")
+    require(
+        all(item.operator.bitvec == bitvec for item in stages),
+        "tensor_scalar op0 and op1 must both be arithmetic or both bitvec",
+    )
     if bitvec:
         alu.check_bits("tensor_scalar", data=data, dst=dst)
     columns = [column for item in stages for column in item.columns]
@@ -133,8 +141,16 @@ def tensor_scalar(
             values = item.apply(values, out=values)
         return [alu.from_bits(values, dst) if bitvec else values]
 
-    return issue("tensor_scalar", chosen.name, [dst], [data, *columns, *operands.indices], compute, name=name,
-                 ops=tuple(item.operator.name for item in stages), pointers=len(columns))
+    return issue(
+        "tensor_scalar",
+        chosen.name,
+        [dst],
+        [data, *columns, *operands.indices],
+        compute,
+        name=name,
+        ops=tuple(item.operator.name for item in stages),
+        pointers=len(columns),
+    )
 
 
 def _tensor_scalar_engine(chosen: engines, stages: list[alu.Stage], tensors: list[NkiTensor]) -> engines:
@@ -142,8 +158,10 @@ def _tensor_scalar_engine(chosen: engines, stages: list[alu.Stage], tensors: lis
     names = [operator.name for operator in operators.values()]
     what = f"tensor_scalar with {' and '.join(names)}"
     if "rsqrt" in names:
-        require(all(item in _BESIDE_RSQRT for item in names),
-                f"{what}: rsqrt runs on gpsimd; accepted beside it: {', '.join(_BESIDE_RSQRT)}")
+        require(
+            all(item in _BESIDE_RSQRT for item in names),
+            f"{what}: rsqrt runs on gpsimd; accepted beside it: {', '.join(_BESIDE_RSQRT)}",
+        )
         accepted = [engines.gpsimd]
     else:
         if not stages[0].operator.bitvec:
@@ -151,8 +169,10 @@ def _tensor_scalar_engine(chosen: engines, stages: list[alu.Stage], tensors: lis
         accepted = [engines.vector, engines.scalar] if _scalar_can(stages) else [engines.vector]
     picked = checks.pick_engine(what, chosen, accepted[0], tuple(accepted))
     for tensor in tensors:
-        require(picked is not engines.gpsimd or tensor.buffer is MemoryRegion.sbuf,
-                f"{what} on gpsimd has {tensor!r}; accepted: sbuf")
+        require(
+            picked is not engines.gpsimd or tensor.buffer is MemoryRegion.sbuf,
+            f"{what} on gpsimd has {tensor!r}; accepted: sbuf",
+        )
     return picked
 
 
@@ -197,8 +217,16 @@ def scalar_tensor_tensor(
         a, b = (alu.read(operand1), values) if reverse1 else (values, alu.read(operand1))
         return [alu.evaluate(second.name, a, b, out=values)]
 
-    return issue("scalar_tensor_tensor", "vector", [dst], [data, operand1, *first.columns, *operands.indices], compute,
-                 name=name, ops=(first.operator.name, second.name), pointers=len(first.columns))
+    return issue(
+        "scalar_tensor_tensor",
+        "vector",
+        [dst],
+        [data, operand1, *first.columns, *operands.indices],
+        compute,
+        name=name,
+        ops=(first.operator.name, second.name),
+        pointers=len(first.columns),
+    )
 
 
 def _binary(instruction: str, argument: str, op: Any) -> alu.Operator:
@@ -243,8 +271,10 @@ def tensor_scalar_cumulative(
     alu.require_vector(opcode, op0=stage.operator)
     operator = alu.find_reduction(opcode, "op1", op1, tuple(alu.IDENTITIES))
     chosen = command(opcode, reduce_cmd, (commands.reset_reduce, commands.reduce, commands.load_reduce))
-    require((imm1 is not None) == (chosen is commands.load_reduce),
-            f"{opcode} imm1 belongs to reduce_cmd load_reduce, got {imm1!r} with {chosen.name}")
+    require(
+        (imm1 is not None) == (chosen is commands.load_reduce),
+        f"{opcode} imm1 belongs to reduce_cmd load_reduce, got {imm1!r} with {chosen.name}",
+    )
     initial = None if imm1 is None else operands.column("imm1", imm1, src)
     accumulation = Accumulation("vector", operator.name, chosen, initial=initial)
     columns = [*stage.columns, *accumulation.columns]
@@ -256,14 +286,24 @@ def tensor_scalar_cumulative(
         lanes[...] = result[:, -1:]
         return [result]
 
-    return issue(opcode, "vector", [dst], [src, *columns, *operands.indices], compute, name=name,
-                 ops=(stage.operator.name, operator.name), pointers=len(columns), **accumulation.attributes)
+    return issue(
+        opcode,
+        "vector",
+        [dst],
+        [src, *columns, *operands.indices],
+        compute,
+        name=name,
+        ops=(stage.operator.name, operator.name),
+        pointers=len(columns),
+        **accumulation.attributes,
+    )
 
 
 def _check_dtypes(instruction: str, accepted: tuple[str, ...], **tensors: NkiTensor) -> None:
     for argument, tensor in tensors.items():
-        require(tensor.dtype in accepted,
-                f"{instruction} {argument} is {tensor.dtype}; accepted: {', '.join(accepted)}")
+        require(
+            tensor.dtype in accepted, f"{instruction} {argument} is {tensor.dtype}; accepted: {', '.join(accepted)}"
+        )
 
 
 def _scan(data: NkiTensor, start: Array, step: Callable[[int, Array], Array]) -> Float32:
@@ -319,8 +359,16 @@ def tensor_tensor_scan(
 
         return [_scan(data0, np.asarray(checks.operand_values(start)), step)]
 
-    return issue(opcode, "vector", [dst], [data0, data1, *columns, *operands.indices], compute, name=name,
-                 ops=(first, second), pointers=len(columns))
+    return issue(
+        opcode,
+        "vector",
+        [dst],
+        [data0, data1, *columns, *operands.indices],
+        compute,
+        name=name,
+        ops=(first, second),
+        pointers=len(columns),
+    )
 
 
 def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiInstruction:
@@ -334,8 +382,9 @@ def reciprocal(dst: NkiTensor, data: NkiTensor, name: str | None = None) -> NkiI
     """
     operands = Operands("reciprocal")
     dst, data = operands.pair(dst, data)
-    return issue("reciprocal", "vector", [dst], [data, *operands.indices], lambda: [np.reciprocal(alu.read(data))],
-                 name=name)
+    return issue(
+        "reciprocal", "vector", [dst], [data, *operands.indices], lambda: [np.reciprocal(alu.read(data))], name=name
+    )
 
 
 def select_reduce(
@@ -367,8 +416,9 @@ def select_reduce(
         NkiValidationError: a rule above is broken.
     """
     operands = Operands("select_reduce")
-    dst, on_true, predicate = (operands.tile(key, value) for key, value in
-                               (("dst", dst), ("on_true", on_true), ("predicate", predicate)))
+    dst, on_true, predicate = (
+        operands.tile(key, value) for key, value in (("dst", dst), ("on_true", on_true), ("predicate", predicate))
+    )
     checks.same_layout("select_reduce", on_true=on_true, predicate=predicate, dst=dst)
     checks.not_both_psum("select_reduce", on_true=on_true, predicate=predicate)
     _check_dtypes("select_reduce", (*_FLOATS, *_SHORT_INTEGERS, "bool_"), on_true=on_true)
@@ -384,9 +434,16 @@ def select_reduce(
             registers("vector", dst)[...] = np.nan
         return [values, *accumulation.run(dst, values)]
 
-    return issue("select_reduce", "vector", [dst, *accumulation.results],
-                 [on_true, predicate, *columns, *operands.indices], compute, name=name, pointers=len(columns),
-                 **accumulation.attributes)
+    return issue(
+        "select_reduce",
+        "vector",
+        [dst, *accumulation.results],
+        [on_true, predicate, *columns, *operands.indices],
+        compute,
+        name=name,
+        pointers=len(columns),
+        **accumulation.attributes,
+    )
 
 
 def _maximum(operands: Operands, reduce_op: Any, reduce_cmd: Any, reduce_res: Any, data: NkiTensor) -> Accumulation:

@@ -71,8 +71,9 @@ class no_reorder:
         if core.ordered is None:
             core.ordered = []
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         current_core().ordered = self._outer
 
 

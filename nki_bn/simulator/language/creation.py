@@ -42,8 +42,13 @@ def is_hbm(buffer: MemoryRegion) -> bool:
     return buffer in (private_hbm, shared_hbm)
 
 
-def ndarray(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = sbuf, name: str | None = "",
-            address: tuple[int, int] | None = None) -> NkiTensor:
+def ndarray(
+    shape: Sequence[int],
+    dtype: Any,
+    buffer: MemoryRegion = sbuf,
+    name: str | None = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
     """A new tensor with undefined contents.
 
     Args:
@@ -71,8 +76,10 @@ def _check_shape(shape: Sequence[int], buffer: MemoryRegion) -> tuple[int, ...]:
     if not isinstance(shape, (tuple, list)) or not all(_is_integer(size) for size in shape):
         raise TypeError(f"ndarray shape must be a tuple of integers, got {shape!r}")
     least = 2 if buffer.on_chip else 1
-    require(least <= len(shape) <= MAX_DIMS,
-            f"ndarray shape {tuple(shape)} has {len(shape)} dimensions; {buffer.value} takes {least} to {MAX_DIMS}")
+    require(
+        least <= len(shape) <= MAX_DIMS,
+        f"ndarray shape {tuple(shape)} has {len(shape)} dimensions; {buffer.value} takes {least} to {MAX_DIMS}",
+    )
     require(min(shape) >= 1, f"ndarray shape {tuple(shape)}: every size must be at least 1")
     return tuple(int(size) for size in shape)
 

@@ -51,8 +51,10 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
 
 
 def _iterations(name: str, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
-    require(isinstance(step, int) and not isinstance(step, bool) and step > 0,
-            f"{name} step must be a positive integer known at compile time, got {step!r}")
+    require(
+        isinstance(step, int) and not isinstance(step, bool) and step > 0,
+        f"{name} step must be a positive integer known at compile time, got {step!r}",
+    )
     _check_place(name)
     names = set(current_core().names)
     for value in range(_bound(name, lower), _bound(name, upper), step):

@@ -135,8 +135,10 @@ def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 def _remainder(name: str, compute: Callable[[Any, Any], Any], sign_of: str) -> Wrapper:
     def function(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-        require(not current_core().options.strict,
-                f"{name} is not an operation of the hardware; only lenient simulations compute it")
+        require(
+            not current_core().options.strict,
+            f"{name} is not an operation of the hardware; only lenient simulations compute it",
+        )
         return _emulate(name, compute, x, y, dtype)
 
     return _named(function, name, f"Remainder of x / y, sign of {sign_of}; not on hardware, in lenient runs only.")

@@ -108,8 +108,10 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
     checks.tile("gather_flattened", "data", data, checks.SBUF)
     checks.tile("gather_flattened", "indices", indices, checks.SBUF)
     require(indices.dtype == "uint32", f"gather_flattened indices must be uint32, got {indices.dtype}")
-    require(data.shape[0] == indices.shape[0],
-            f"gather_flattened indices has {indices.shape[0]} partitions, data has {data.shape[0]}")
+    require(
+        data.shape[0] == indices.shape[0],
+        f"gather_flattened indices has {indices.shape[0]} partitions, data has {data.shape[0]}",
+    )
     result = ndarray(indices.shape, data.dtype if dtype is None else dtype)
 
     def compute() -> list[Array]:

@@ -34,8 +34,10 @@ def random_seed(seed: NkiTensor) -> None:
         NkiValidationError: it has another shape, place or dtype.
     """
     checks.tile("random_seed", "seed", seed)
-    require(seed.shape == (1, 1) and seed.dtype in ("int32", "uint32"),
-            f"random_seed seed must be a (1, 1) tile of int32 or uint32, got {seed!r}")
+    require(
+        seed.shape == (1, 1) and seed.dtype in ("int32", "uint32"),
+        f"random_seed seed must be a (1, 1) tile of int32 or uint32, got {seed!r}",
+    )
     core = current_core()
 
     def compute() -> list[Any]:

@@ -19,8 +19,10 @@ def _axes(name: str, x: NkiTensor, axis: Axis) -> tuple[int, ...]:
     """``axis`` as increasing dimensions; they must be the last ones and not the partitions."""
     given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     dims = tuple(sorted(dim % x.ndim if -x.ndim <= dim < x.ndim else dim for dim in given))
-    require(len(dims) > 0 and dims[0] > 0 and dims == tuple(range(dims[0], x.ndim)),
-            f"{name} axis must be the last free dimensions of shape {x.shape}, got {axis!r}")
+    require(
+        len(dims) > 0 and dims[0] > 0 and dims == tuple(range(dims[0], x.ndim)),
+        f"{name} axis must be the last free dimensions of shape {x.shape}, got {axis!r}",
+    )
     return dims
 
 
@@ -101,8 +103,9 @@ def softmax(x: NkiTensor, axis: Axis = -1, dtype: Any = None) -> NkiTensor:
     return ops.multiply(powers, _rows(inverse, x.shape), dtype=x.dtype if dtype is None else dtype)
 
 
-def rms_norm(x: NkiTensor, w: NkiTensor, axis: Axis, n: int, epsilon: float = 1e-6, dtype: Any = None,
-             compute_dtype: Any = None) -> NkiTensor:
+def rms_norm(
+    x: NkiTensor, w: NkiTensor, axis: Axis, n: int, epsilon: float = 1e-6, dtype: Any = None, compute_dtype: Any = None
+) -> NkiTensor:
     """x / sqrt(sum(x*x) / n + epsilon) * w over trailing free dimensions; ``w`` has the shape of ``x``."""
     inner = "float32" if compute_dtype is None else compute_dtype
     squares = sum(ops.multiply(x, x, dtype=inner), axis, "float32", keepdims=True)
@@ -115,8 +118,9 @@ def where(condition: NkiTensor, x: NkiTensor, y: NkiTensor, dtype: Any = None) -
     """``x`` where ``condition`` holds, else ``y``: three tiles of one shape, the condition of 1.0 and 0.0."""
     for argument, value in (("condition", condition), ("x", x), ("y", y)):
         tile_operand("where", argument, value)
-        require(value.shape == condition.shape,
-                f"where {argument} has shape {value.shape}, condition {condition.shape}")
+        require(
+            value.shape == condition.shape, f"where {argument} has shape {value.shape}, condition {condition.shape}"
+        )
     result_dtype = x.dtype if dtype is None else dtype
     result = ops.copy(y, result_dtype)
     movement.tensor_copy_predicated(result, ops.copy(x, result_dtype), ops.copy(condition, "uint8"))

@@ -21,8 +21,9 @@ class TileSize:
 
     pmax = property(lambda self: _target().partitions, doc="Partitions of an on-chip tile, at most.")
     psum_bank_fmax_bytes = property(lambda self: _target().psum_bank_bytes, doc="Bytes per partition of a PSUM bank.")
-    psum_bank_fmax = property(lambda self: _target().psum_bank_bytes // _FLOAT32_BYTES,
-                              doc="Float32 elements per partition of a PSUM bank.")
+    psum_bank_fmax = property(
+        lambda self: _target().psum_bank_bytes // _FLOAT32_BYTES, doc="Float32 elements per partition of a PSUM bank."
+    )
     psum_fmax = psum_bank_fmax
     gemm_stationary_fmax = property(lambda self: _target().partitions, doc="Columns of a stationary matmul operand.")
     # nc_matmul of gen4 takes more, but kernels size their PSUM tiles by this and take it for that of a bank.
@@ -31,8 +32,9 @@ class TileSize:
     sbuf_size_bytes = property(lambda self: _target().sbuf_total_bytes, doc="Bytes of SBUF, all partitions.")
     sbuf_fmax_bytes = property(lambda self: _target().sbuf_partition_bytes, doc="Usable bytes of SBUF per partition.")
     total_available_sbuf_size = sbuf_fmax_bytes
-    sbuf_fmax = property(lambda self: _target().sbuf_partition_bytes // _FLOAT32_BYTES,
-                         doc="Float32 elements of SBUF per partition.")
+    sbuf_fmax = property(
+        lambda self: _target().sbuf_partition_bytes // _FLOAT32_BYTES, doc="Float32 elements of SBUF per partition."
+    )
     psum_min_align = property(lambda self: _FLOAT32_BYTES, doc="Alignment in bytes of an address in PSUM.")
     sbuf_min_align = property(lambda self: 1, doc="Alignment in bytes of an address in SBUF.")
 

@@ -43,8 +43,10 @@ def duration_of(record: Record, timing: Timing) -> Duration:
     if record.engine == "sync":
         return _register(record, timing)
     if record.engine not in _ENGINES:
-        raise ValueError(f"{record.opcode} at {record.source} runs on engine {record.engine!r}; accepted: "
-                         f"{', '.join((*_ENGINES, 'sync', 'dma'))}")
+        raise ValueError(
+            f"{record.opcode} at {record.source} runs on engine {record.engine!r}; accepted: "
+            f"{', '.join((*_ENGINES, 'sync', 'dma'))}"
+        )
     cost = _ENGINES[record.engine](record, timing)
     clock: float = getattr(timing.clock, record.engine)
     slow = 1.0 if record.engine == "tensor" else _stride_factor(record, timing.strided)
@@ -249,5 +251,8 @@ def _passes(record: Record) -> int:
 
 
 _ENGINES: dict[str, Callable[[Record, Timing], Cost]] = {
-    "vector": _vector, "scalar": _scalar, "gpsimd": _gpsimd, "tensor": _tensor,
+    "vector": _vector,
+    "scalar": _scalar,
+    "gpsimd": _gpsimd,
+    "tensor": _tensor,
 }

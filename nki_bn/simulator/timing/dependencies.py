@@ -71,8 +71,11 @@ class _Watch:
 
     def _touch(self, record: Record, queue: str) -> dict[int, str]:
         touches = [(access, False) for access in record.reads] + [(access, True) for access in record.writes]
-        placed = [(self._ledger(record.core, access.memory), self._box(access), writing)
-                  for access, writing in touches if access.memory in self._levels]
+        placed = [
+            (self._ledger(record.core, access.memory), self._box(access), writing)
+            for access, writing in touches
+            if access.memory in self._levels
+        ]
         found: dict[int, str] = {}
         for ledger, box, writing in placed:
             for touch in ledger.conflicts(box, writing):

@@ -95,8 +95,9 @@ def _shape_of(access: Access) -> tuple[_Side, tuple[int, ...]]:
 
 
 @cache
-def _transfer(dst: _Side, to: tuple[int, ...], src: _Side, start: tuple[int, ...], opcode: str,
-              dma: DmaTiming) -> Transfer:
+def _transfer(
+    dst: _Side, to: tuple[int, ...], src: _Side, start: tuple[int, ...], opcode: str, dma: DmaTiming
+) -> Transfer:
     size = max(dst.itemsize, src.itemsize)
     transposes = opcode == "dma_transpose"
     if transposes or not (dst.on_chip or src.on_chip):

@@ -82,7 +82,7 @@ def _digits(offset: int, kept: dict[int, int], run: int, levels: tuple[int, ...]
             return ()
         ranges.append((first, first + count))
         if count > 1 and level not in kept:
-            below = levels[len(ranges):]
+            below = levels[len(ranges) :]
             # A run beyond its place takes all of what is below.
             return () if any(lower in kept for lower in below) else (*ranges, *everything(below))
         place, rest = level, inner

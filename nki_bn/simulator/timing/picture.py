@@ -18,11 +18,33 @@ _TICKS = 10
 _STEPS = (1, 2, 5)
 
 # Distinguishable in print and for the colour-blind; the first are those of transfers.
-_FIXED = {"load": "#0072b2", "store": "#d55e00", "hbm copy": "#56b4e9", "sbuf copy": "#999999",
-          "trigger load": "#9ecae1", "trigger store": "#fdbe85", "trigger hbm copy": "#c6dbef",
-          "trigger sbuf copy": "#d9d9d9", "sendrecv": "#000000", "core_barrier": "#444444", TABLE_LOAD: "#b30000"}
-_PALETTE = ("#009e73", "#cc79a7", "#e6ab02", "#6a3d9a", "#b15928", "#a6d854", "#e7298a", "#bcbd22", "#fb8072",
-            "#7570b3", "#1f3b2d", "#d9c29c")
+_FIXED = {
+    "load": "#0072b2",
+    "store": "#d55e00",
+    "hbm copy": "#56b4e9",
+    "sbuf copy": "#999999",
+    "trigger load": "#9ecae1",
+    "trigger store": "#fdbe85",
+    "trigger hbm copy": "#c6dbef",
+    "trigger sbuf copy": "#d9d9d9",
+    "sendrecv": "#000000",
+    "core_barrier": "#444444",
+    TABLE_LOAD: "#b30000",
+}
+_PALETTE = (
+    "#009e73",
+    "#cc79a7",
+    "#e6ab02",
+    "#6a3d9a",
+    "#b15928",
+    "#a6d854",
+    "#e7298a",
+    "#bcbd22",
+    "#fb8072",
+    "#7570b3",
+    "#1f3b2d",
+    "#d9c29c",
+)
 
 
 def picture(timeline: Timeline, title: str = "") -> str:
@@ -58,11 +80,20 @@ class _Chart:
         legend = self._legend()
         height = self._bottom + 34 + _LEGEND_ROW * (1 + (len(self.colours) - 1) // self._legend_columns)
         total = f"{self.timeline.total / _NS_PER_US:.1f} us"
-        head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height:g}" '
-                f'viewBox="0 0 {_WIDTH} {height:g}" font-family="sans-serif" font-size="12">')
-        parts = [head, f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>',
-                 f'<text x="{_LEFT}" y="18" font-size="14">{html.escape(title)}: {total} (modelled)</text>',
-                 *self._axis(), *self._rows(), *self._critical(), *legend, "</svg>"]
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height:g}" '
+            f'viewBox="0 0 {_WIDTH} {height:g}" font-family="sans-serif" font-size="12">'
+        )
+        parts = [
+            head,
+            f'<rect width="{_WIDTH}" height="{height:g}" fill="white"/>',
+            f'<text x="{_LEFT}" y="18" font-size="14">{html.escape(title)}: {total} (modelled)</text>',
+            *self._axis(),
+            *self._rows(),
+            *self._critical(),
+            *legend,
+            "</svg>",
+        ]
         return "\n".join(parts) + "\n"
 
     def _x(self, time: float) -> float:
@@ -78,8 +109,7 @@ class _Chart:
         for number in range(ticks + 1):
             x = self._x(number * step * _NS_PER_US)
             parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 6}" y2="{self._bottom:g}" stroke="#ddd"/>')
-            parts.append(f'<text x="{x:.1f}" y="{_TOP - 12}" text-anchor="middle" fill="#555">'
-                         f'{number * step:g}</text>')
+            parts.append(f'<text x="{x:.1f}" y="{_TOP - 12}" text-anchor="middle" fill="#555">{number * step:g}</text>')
         parts.append(f'<text x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end" fill="#555">us</text>')
         return parts
 
@@ -87,22 +117,30 @@ class _Chart:
         parts = []
         for row, track in enumerate(self.tracks):
             y = self._y(row)
-            parts.append(f'<text x="{_LEFT - 8}" y="{y + _ROW * 0.7:.1f}" text-anchor="end">core {track.core} '
-                         f'{html.escape(track.name)}</text>')
-            parts.append(f'<rect x="{_LEFT}" y="{y:g}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" '
-                         f'fill="#f5f5f5"/>')
-            parts += [f'<rect x="{self._x(begin):.2f}" y="{y:g}" width="{max((end - begin) * self._scale, 0.2):.2f}" '
-                      f'height="{_ROW}" fill="{self.colours[label]}"/>'
-                      for label, begin, end in _merged(track.bars, _CLOSE / self._scale)]
+            parts.append(
+                f'<text x="{_LEFT - 8}" y="{y + _ROW * 0.7:.1f}" text-anchor="end">core {track.core} '
+                f"{html.escape(track.name)}</text>"
+            )
+            parts.append(
+                f'<rect x="{_LEFT}" y="{y:g}" width="{_WIDTH - _LEFT - _RIGHT}" height="{_ROW}" fill="#f5f5f5"/>'
+            )
+            parts += [
+                f'<rect x="{self._x(begin):.2f}" y="{y:g}" width="{max((end - begin) * self._scale, 0.2):.2f}" '
+                f'height="{_ROW}" fill="{self.colours[label]}"/>'
+                for label, begin, end in _merged(track.bars, _CLOSE / self._scale)
+            ]
         return parts
 
     def _critical(self) -> list[str]:
         """A line under each bar of the critical path, for as long as the path stays with it."""
         rows = {bar.span.record.index: row for row, track in enumerate(self.tracks) for bar in track.bars}
-        return [f'<line x1="{self._x(step.begin):.2f}" x2="{self._x(step.end):.2f}" y1="{y:g}" y2="{y:g}" '
-                f'stroke="#222" stroke-width="2"/>'
-                for step in self.timeline.critical_path if step.end > step.begin
-                for y in [self._y(rows[step.record]) + _ROW + _GAP / 2]]
+        return [
+            f'<line x1="{self._x(step.begin):.2f}" x2="{self._x(step.end):.2f}" y1="{y:g}" y2="{y:g}" '
+            f'stroke="#222" stroke-width="2"/>'
+            for step in self.timeline.critical_path
+            if step.end > step.begin
+            for y in [self._y(rows[step.record]) + _ROW + _GAP / 2]
+        ]
 
     @property
     def _legend_columns(self) -> int:

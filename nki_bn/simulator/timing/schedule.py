@@ -93,8 +93,10 @@ class _Schedule:
             return self._meet(index, job.meeting)
         engine = self._engines[job.stream]
         time, cause = self._operands(job)
-        self._settle(index, self._execute(job, engine, time, cause) if job.issuer is None
-                     else self._trigger(job, engine, time, cause))
+        self._settle(
+            index,
+            self._execute(job, engine, time, cause) if job.issuer is None else self._trigger(job, engine, time, cause),
+        )
         return True
 
     def _operands(self, job: Job) -> tuple[float, Cause | None]:
@@ -181,5 +183,6 @@ def _why(cause: Cause | None, ready: float, start: float, before: int | None, he
 
 
 def _span(job: Job, slot: Slot, cause: Cause, idle_from: float) -> Span:
-    return Span(job.record, job.engine, slot.start, slot.free, slot.done, cause, slot.start - idle_from,
-                slot.table_load)
+    return Span(
+        job.record, job.engine, slot.start, slot.free, slot.done, cause, slot.start - idle_from, slot.table_load
+    )

@@ -26,14 +26,18 @@ def _us(time: float) -> str:
 
 
 def _totals(timeline: Timeline, minimum_bytes: int | None) -> str:
-    lines = [f"modelled on {timeline.target}, {_cores(timeline.cores)}: {_us(timeline.total)} us, launch "
-             f"{_us(timeline.launch)} us not included, {len(timeline.spans)} instructions",
-             f"DMA: {timeline.nbytes} bytes, {timeline.bandwidth:.0f} GB/s, the busiest engine of a core at work for "
-             f"{', '.join(map(_us, timeline.dma_busy))} us"]
+    lines = [
+        f"modelled on {timeline.target}, {_cores(timeline.cores)}: {_us(timeline.total)} us, launch "
+        f"{_us(timeline.launch)} us not included, {len(timeline.spans)} instructions",
+        f"DMA: {timeline.nbytes} bytes, {timeline.bandwidth:.0f} GB/s, the busiest engine of a core at work for "
+        f"{', '.join(map(_us, timeline.dma_busy))} us",
+    ]
     if minimum_bytes is not None:
-        lines.append(f"roofline: {minimum_bytes} bytes at {timeline.limit:g} GB/s take "
-                     f"{_us(minimum_bytes / timeline.limit)} us, {timeline.roofline_share(minimum_bytes):.0%} of the "
-                     f"modelled time")
+        lines.append(
+            f"roofline: {minimum_bytes} bytes at {timeline.limit:g} GB/s take "
+            f"{_us(minimum_bytes / timeline.limit)} us, {timeline.roofline_share(minimum_bytes):.0%} of the "
+            f"modelled time"
+        )
     return "\n".join(lines)
 
 
@@ -45,8 +49,17 @@ def _engines(timeline: Timeline) -> str:
     rows = [("engine", "instructions", "busy us", "%", "stalled us", "finished us", "waited most for (us)")]
     for use in timeline.engines:
         share = f"{use.busy / timeline.total:.0%}"
-        rows.append((f"core {use.core} {use.engine}", str(use.instructions), _us(use.busy), share, _us(use.stalled),
-                     _us(use.stalls[FINISHED]), _reasons(use.stalls)))
+        rows.append(
+            (
+                f"core {use.core} {use.engine}",
+                str(use.instructions),
+                _us(use.busy),
+                share,
+                _us(use.stalled),
+                _us(use.stalls[FINISHED]),
+                _reasons(use.stalls),
+            )
+        )
     return _table(rows, "<>>>>><")
 
 
@@ -82,5 +95,7 @@ def _place(record: Record) -> str:
 def _table(rows: Sequence[tuple[str, ...]], sides: str) -> str:
     """Columns aligned; ``sides`` has ``<`` or ``>`` for each."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-                     .rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    )
