@@ -131,10 +131,12 @@ def arithmetic_of(problem: Problem, plan: ForwardPlan | BackwardPlan, options: R
 
 def table(comparisons: Sequence[Comparison]) -> str:
     """The verdicts, aligned, one line per output."""
-    lines = [("output", "max error", "tolerance", "worst ratio", "bias", "not judged", "ok")]
+    lines = [("output", "max error", "worst element", "its bound", "ratio", "bias", "not judged", "ok")]
     for row in comparisons:
         bias = "-" if row.bias is None else f"{row.bias:.3f}"
-        figures = (f"{row.max_error:.3e}", f"{row.tolerance:.3e}", f"{row.worst_ratio:.3f}", bias, str(row.excluded))
+        worst = row.worst_ratio * row.tolerance
+        errors = (f"{row.max_error:.3e}", f"{worst:.3e}", f"{row.tolerance:.3e}", f"{row.worst_ratio:.3f}")
+        figures = (*errors, bias, str(row.excluded))
         lines.append((row.output, *figures, "ok" if row.ok else "NOT OK"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,9 @@ def test_names_are_usable_while_modules_are_imported_outside_any_kernel() -> Non
         "           ) -> nl.ndarray | Tuple[nl.ndarray, nl.NkiTensor]: ...\n"
         "print(TILE, kernel.__annotations__['dtype'].__name__)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # Not from the root, where Python would find the sources and not the installed package.
+    where = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=where, check=False)
     assert (done.returncode, done.stdout) == (0, "512 str\n"), done.stderr
 
 

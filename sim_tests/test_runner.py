@@ -34,10 +34,13 @@ def script(folder: Path, body: str, name: str = "script.py") -> Path:
     return path
 
 
+HERE = Path(__file__).parent
+
+
 def run(*arguments: Any, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nki_bn.simulator", *map(str, arguments)]
     variables = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, env=variables)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or HERE, check=False, env=variables)
 
 
 def test_a_script_runs_on_the_simulator(tmp_path: Path) -> None:
