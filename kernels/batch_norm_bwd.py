@@ -39,7 +39,7 @@ from nki_bn.kernels.backward_phases import (
 from nki_bn.kernels.columns import input_coefficients
 from nki_bn.kernels.plan import BackwardPlan
 from nki_bn.kernels.sizing import staged_plan
-from nki_bn.kernels.tiling import Tile, flattened, output, slot_tile, tiles_ahead, tiles_of
+from nki_bn.kernels.tiling import Tile, check_made_for, flattened, output, slot_tile, tiles_ahead, tiles_of
 
 
 @nki.jit
@@ -86,6 +86,7 @@ def batch_norm_bwd(
     with_residual = relu == "recompute" and residual != None
     if plan == None:
         plan = staged_plan(flat, dy.dtype, relu, nl.num_programs(0), nl.tile_size.sbuf_fmax_bytes, with_residual)
+    check_made_for(plan, flat, dy.dtype)
     check_plan(plan, relu, with_residual)
     dx = output(plan.need_dx, dy.shape, dy.dtype, "dx")
     dgamma = output(plan.need_dgamma, (channels, 1), nl.float32, "dgamma")

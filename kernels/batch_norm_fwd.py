@@ -35,7 +35,7 @@ from nki_bn.kernels.forward_phases import (
 )
 from nki_bn.kernels.plan import ForwardPlan
 from nki_bn.kernels.sizing import two_read_plan
-from nki_bn.kernels.tiling import flattened, output, tiles_ahead, tiles_of
+from nki_bn.kernels.tiling import check_made_for, flattened, output, tiles_ahead, tiles_of
 
 
 @nki.jit
@@ -87,6 +87,7 @@ def batch_norm_fwd(
         plan = two_read_plan(
             flat, x_in.dtype, nl.num_programs(0), budget, training, (True, True), fuse_relu, residual != None
         )
+    check_made_for(plan, flat, x_in.dtype)
     assert plan.training == training, f"the plan is made for training={plan.training}, the arguments say {training}"
     assert plan.relu == fuse_relu, f"the plan is made for relu={plan.relu}, the arguments say {fuse_relu}"
     tracked = training and running_mean != None

@@ -30,7 +30,7 @@ from nki_bn.kernels.forward_phases import ForwardTensors, make_statistics, store
 from nki_bn.kernels.forward_phases import allocate_work as allocate_forward
 from nki_bn.kernels.forward_phases import start_channel_tile as start_forward
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
-from nki_bn.kernels.tiling import Tile, flattened, output, slot_tile, tiles_of
+from nki_bn.kernels.tiling import Tile, check_made_for, flattened, output, slot_tile, tiles_of
 
 
 @nki.jit
@@ -48,6 +48,7 @@ def variance_around(x_in: nl.NkiTensor, centers: nl.NkiTensor, plan: ForwardPlan
     batch, channels, depth, height, width = x_in.shape
     flat = (batch, channels, depth * height * width)
     assert centers.shape == (channels,), f"centers must have shape ({channels},), got {centers.shape}"
+    check_made_for(plan, flat, x_in.dtype)
     assert plan.training and not plan.need_y, "the plan must be one of training that does not need y"
     result = nl.ndarray((channels,), dtype=nl.float32, buffer=nl.shared_hbm, name="variance_around")
     x = x_in.reshape(flat)
@@ -102,6 +103,7 @@ def input_gradient(
     assert plan.training and plan.need_dx, "the plan must be one of training that needs dx"
     batch, channels, depth, height, width = dy.shape
     flat = (batch, channels, depth * height * width)
+    check_made_for(plan, flat, dy.dtype)
     dx = output(True, dy.shape, dy.dtype, "dx")
     tensors = BackwardTensors(
         dy.reshape(flat),

@@ -22,6 +22,7 @@ class BackwardPlan(nl.NKIObject):
 
     Attributes:
         strategy: "staged".
+        shape, dtype, cores: what it is made for: (batches, channels, positions), elements of x, physical cores.
         split: what the two cores of LNC 2 divide: "none", "channel", "batch" or "spatial".
         bands: partitions per channel.
         f_tile: columns per slot.
@@ -36,6 +37,9 @@ class BackwardPlan(nl.NKIObject):
     """
 
     strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
     split: str
     bands: int
     f_tile: int
@@ -58,7 +62,7 @@ class ForwardPlan(nl.NKIObject):
 
     Attributes:
         strategy: "two_read".
-        split, bands, f_tile, interleave: as in :class:`BackwardPlan`.
+        shape, dtype, cores, split, bands, f_tile, interleave: as in :class:`BackwardPlan`.
         relu: a ReLU follows.
         residual: a residual is added before the ReLU.
         training: the statistics are made from x; else they are given.
@@ -68,6 +72,9 @@ class ForwardPlan(nl.NKIObject):
     """
 
     strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
     split: str
     bands: int
     f_tile: int

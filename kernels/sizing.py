@@ -165,6 +165,9 @@ def staged_plan(
     buffers = StagedBuffers(dtype, relu, residual, staging).buffers(width, depth)
     return BackwardPlan(
         "staged",
+        shape,
+        dtype,
+        cores,
         geometry.split,
         geometry.bands,
         width.columns,
@@ -245,6 +248,9 @@ def two_read_plan(
     buffers = ForwardBuffers(dtype, relu, residual, relu and need[1], training).buffers(width, depth)
     return ForwardPlan(
         "two_read",
+        shape,
+        dtype,
+        cores,
         geometry.split,
         geometry.bands,
         width.columns,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
 from nki_bn.kernels.sizing import ceil_div, share_of
 
 
@@ -158,3 +159,10 @@ def output(needed: bool, shape: tuple[int, ...], dtype: str, name: str) -> nl.Nk
     if not needed:
         return None
     return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
+
+
+def check_made_for(plan: BackwardPlan | ForwardPlan, shape: tuple[int, int, int], dtype: str) -> None:
+    """A plan is made for this shape, this dtype and as many cores as there are."""
+    made = (plan.shape, plan.dtype, plan.cores)
+    asked = (shape, dtype, nl.num_programs(0))
+    assert made == asked, f"the plan is made for (shape, dtype, cores) {made}, the launch has {asked}"

@@ -2,6 +2,7 @@
 """Batch-norm kernels for AWS Trainium and a CPU simulator of NKI that runs them."""
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from nki_bn.simulator import install
@@ -18,6 +19,12 @@ _ELSEWHERE = {
     "ForwardProblem": "nki_bn.problem",
     "plan": "nki_bn.planner",
 }
+
+if importlib.util.find_spec("nki_bn.configs") is None:
+    raise ImportError(
+        "nki_bn was imported from the folder of its sources, where two of its packages have another place; start "
+        "Python in another folder, or install the project with pip install -e"
+    )
 
 # Kernels import `nki`, so this comes before any of them.
 installation = install()

@@ -152,8 +152,9 @@ def _read(path: Path, accepted: Sequence[str], required: Sequence[str]) -> dict[
         raise ValueError(f"{path} cannot be read as a .npz file: {error}") from error
     unknown = sorted(set(arrays) - set(accepted))
     missing = sorted(set(required) - set(arrays))
-    if unknown or missing:
-        raise ValueError(f"{path} lacks {missing} and has the unknown {unknown}; accepted: {', '.join(accepted)}")
+    faults = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has the unknown {', '.join(unknown)}"] * bool(unknown)
+    if faults:
+        raise ValueError(f"{path} {' and '.join(faults)}; accepted: {', '.join(accepted)}")
     bare = np.dtype("V2")
     return {name: array.view(DTYPES["bfloat16"]) if array.dtype == bare else array for name, array in arrays.items()}
 

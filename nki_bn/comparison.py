@@ -33,6 +33,11 @@ class Comparison:
     excluded: int
 
     @property
+    def worst_error(self) -> float:
+        """Error of the element whose error is the largest share of its bound."""
+        return self.worst_ratio * self.tolerance
+
+    @property
     def ok(self) -> bool:
         """Whether every element, and the bias, is within its bound."""
         return self.worst_ratio <= 1 and (self.bias is None or self.bias <= 1)

@@ -12,7 +12,7 @@ from nki_bn import execute
 from nki_bn.execute import ForwardInputs
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
 from nki_bn.planner import plan_backward, plan_forward
-from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem
+from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem, Problem
 from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
 
 
@@ -146,7 +146,7 @@ def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> Bat
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
-    _check_plan(plan, ForwardPlan, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    _check_plan(plan, ForwardPlan, problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
     if problem.count:
         y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:
@@ -161,7 +161,7 @@ def run_backward(request: BackwardRequest, plan: BackwardPlan | None = None) -> 
     """The outputs of a checked backward, in the caller's shapes; the fourth only if it is needed."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
-    _check_plan(plan, BackwardPlan, asked | {f"need_{name}": name in problem.need for name in GRADIENTS})
+    _check_plan(plan, BackwardPlan, problem, asked | {f"need_{name}": name in problem.need for name in GRADIENTS})
     outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
     if problem.need and problem.count:
         outputs = execute.run_backward(inputs, problem, plan or plan_backward(problem))
@@ -181,12 +181,14 @@ def _empty_forward(inputs: ForwardInputs, problem: ForwardProblem) -> tuple[Any,
     return np.zeros_like(inputs.x), mean, var, *running, mask
 
 
-def _check_plan(plan: Any, kind: type, asked: dict[str, Any]) -> None:
-    """Refuse a ``plan`` (None passes) that does not do what is ``asked``."""
+def _check_plan(plan: Any, kind: type, problem: Problem, asked: dict[str, Any]) -> None:
+    """Refuse a ``plan`` (None passes) that is not made for the ``problem``, or does not do what is ``asked``."""
     if plan is None:
         return
     if not isinstance(plan, kind):
         raise TypeError(f"plan must be a {kind.__name__} or None, got {type(plan).__name__}")
-    for field, value in asked.items():
+    shape = problem.batch, problem.channels, problem.spatial
+    made_for = {"shape": shape, "dtype": problem.dtype, "cores": problem.lnc}
+    for field, value in (made_for | asked).items():
         if getattr(plan, field) != value:
             raise ValueError(f"plan has {field}={getattr(plan, field)}; accepted for this call: {value}")

@@ -29,7 +29,10 @@ def prepare(case: ForwardCase, dy: Array, lnc: int | None = None, target: str = 
         TypeError, ValueError: as ``batch_norm_fwd``; there is no torch to compare with.
     """
     if find_spec("torch") is None:
-        raise ValueError("a pair is compared with torch, which is not installed; accepted without it: bwd, fwd, eval")
+        raise ValueError(
+            "a pair is compared with torch, which is not installed (in a checkout, pip install '.[torch]'); "
+            "accepted without it: bwd, fwd, eval"
+        )
     request = prepare_forward(case, lnc, target)
     require_like("dy", dy, DTYPES[request.problem.dtype], request.problem.shape)
     return request

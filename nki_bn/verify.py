@@ -134,8 +134,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
     lines = [("output", "max error", "worst element", "its bound", "ratio", "bias", "not judged", "ok")]
     for row in comparisons:
         bias = "-" if row.bias is None else f"{row.bias:.3f}"
-        worst = row.worst_ratio * row.tolerance
-        errors = (f"{row.max_error:.3e}", f"{worst:.3e}", f"{row.tolerance:.3e}", f"{row.worst_ratio:.3f}")
+        errors = (f"{row.max_error:.3e}", f"{row.worst_error:.3e}", f"{row.tolerance:.3e}", f"{row.worst_ratio:.3f}")
         figures = (*errors, bias, str(row.excluded))
         lines.append((row.output, *figures, "ok" if row.ok else "NOT OK"))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -183,7 +183,10 @@ def test_without_matplotlib_the_page_says_which_extra_has_it(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rows = write(tmp_path / "a.jsonl", ROWS)
     assert run("report", rows, "-o", str(tmp_path / "a.html")) == 2
-    assert "matplotlib is not installed; the extra bench has it: pip install 'nki-bn[bench]'" in capsys.readouterr().err
+    assert (
+        "matplotlib is not installed; the extra bench has it: in a checkout, pip install '.[bench]'"
+        in capsys.readouterr().err
+    )
     assert run("report", rows) == 0
 
 

@@ -449,7 +449,10 @@ def test_without_rich_bench_says_which_extra_has_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     assert command("bench", "cifar8", "--dry") == 2
-    assert "rich is not installed; the extra bench has it: pip install 'nki-bn[bench]'" in capsys.readouterr().err
+    assert (
+        "rich is not installed; the extra bench has it: in a checkout, pip install '.[bench]'"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_plan_can_be_made_in_less_memory() -> None:

@@ -53,7 +53,7 @@ def widened(part: Part) -> Part:
 def of_float32(plan: Any) -> Any:
     """The same tiles for float32 elements."""
     wide = (replace(b, dtype="float32") if b.name in ELEMENTS else b for b in plan.buffers)
-    return replace(plan, buffers=tuple(wide))
+    return replace(plan, dtype="float32", buffers=tuple(wide))
 
 
 def forward(layer: Layer, part: Part, plan: ForwardPlan, options: RunOptions, **given: Any) -> tuple[Array, ...]:

@@ -94,7 +94,7 @@ def test_exit_codes_are_the_scripts(tmp_path: Path, body: str, code: int) -> Non
     assert ("broken" in done.stderr) == ("broken" in body)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("missing.py",), (".",)])
+@pytest.mark.parametrize("arguments", [(), ("--no-such",), ("missing.py",), (".",)])
 def test_wrong_use_prints_the_usage(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 2 and "usage: python -m nki_bn.simulator SCRIPT [ARGS]" in done.stderr
@@ -152,3 +152,8 @@ def test_the_target_comes_from_the_environment(monkeypatch: Any) -> None:
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9")
     with pytest.raises(ValueError, match="trn9"):
         kernel(np.ones((1, 1), np.float32))
+
+
+def test_help_prints_the_usage() -> None:
+    done = run("--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: ")

@@ -13,4 +13,4 @@ def require_extra(package: str) -> None:
         ValueError: it is not installed; says which extra has it.
     """
     if find_spec(package) is None:
-        raise ValueError(f"{package} is not installed; the extra bench has it: pip install 'nki-bn[bench]'")
+        raise ValueError(f"{package} is not installed; the extra bench has it: in a checkout, pip install '.[bench]'")

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         problem = _PROBLEMS[args.op](args.shape, args.dtype, relu=args.fuse_relu, lnc=args.lnc, target=TARGET)
         if problem.count == 0:
             raise ValueError(f"--shape {list(args.shape)} has no elements")
+        _check_target("--output", args.output, ".json")
+        _check_target("--picture", args.picture, ".svg")
     except (TypeError, ValueError) as error:
         args.error(str(error))
     result = _dry_run(problem)
@@ -52,6 +54,20 @@ def run(args: argparse.Namespace) -> int:
     print(f"{title}\n{report(timeline, minimum_bytes(problem))}\n\n{_memory(result)}")
     _write_files(args, timeline, title)
     return 0
+
+
+def _check_target(option: str, path: Path | None, suffix: str) -> None:
+    """Refuse a file that cannot be written, before there is anything to write.
+
+    Raises:
+        ValueError: another kind of file, or no folder to write it to.
+    """
+    if path is None:
+        return
+    if path.suffix != suffix:
+        raise ValueError(f"{option} {path} is of no kind that can be written; accepted: {suffix}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(f"{option} {path} cannot be written: {path.parent} is no folder, or it is a folder itself")
 
 
 def _dry_run(problem: Problem) -> SimulationResult:

@@ -140,7 +140,7 @@ def _title(args: argparse.Namespace, verification: Verification) -> str:
 
 
 def _json(op: str, verification: Verification) -> str:
-    rows = [asdict(row) | {"ok": row.ok} for row in verification.comparisons]
+    rows = [asdict(row) | {"worst_error": row.worst_error, "ok": row.ok} for row in verification.comparisons]
     return json.dumps(
         {
             "op": op,

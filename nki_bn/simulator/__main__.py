@@ -19,6 +19,9 @@ USAGE = "usage: python -m nki_bn.simulator SCRIPT [ARGS]"
 
 def main(arguments: list[str]) -> int:
     """Run the script ``arguments[0]`` with the arguments that follow; returns 2 if there is none."""
+    if arguments in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
     if not arguments or arguments[0].startswith("-"):
         return _refuse(f"unknown option {arguments[0]}" if arguments else "no script given")
     script = Path(arguments[0])
