@@ -80,6 +80,7 @@ def batch_norm_bwd(
     Precision: sums and coefficients in float32; the dy' of tiles that leave SBUF is staged in bfloat16.
     """
     check_arguments(dy, x_in, means, variances, gamma, beta)
+    assert eps >= 0, f"eps must not be negative, got {eps}"
     relu = relu_mode_of(fuse_relu, relu_mask, dy)
     batch, channels, depth, height, width = dy.shape
     flat = (batch, channels, depth * height * width)

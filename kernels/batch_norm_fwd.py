@@ -63,7 +63,7 @@ def batch_norm_fwd(
         beta: [C, 1] float32.
         means: [C] float32, or None to make the statistics from x (training).
         variances: [C] float32, biased; given if means is.
-        running_mean: [C] float32; updated into a new tensor, in training only.
+        running_mean: [C] float32; updated into a new tensor, in training only. Not accepted beside means.
         running_var: [C] float32; updated with the unbiased variance.
         residual: as x_in; added before the ReLU.
         momentum: weight of the batch in the running statistics.
@@ -78,7 +78,8 @@ def batch_norm_fwd(
 
     Precision: statistics and the value under the ReLU in float32.
     """
-    check_arguments(x_in, gamma, beta, means, variances, residual)
+    check_arguments(x_in, gamma, beta, residual, eps, fuse_relu)
+    check_statistics(x_in.shape[1], means, variances, running_mean, running_var)
     batch, channels, depth, height, width = x_in.shape
     flat = (batch, channels, depth * height * width)
     training = means == None
@@ -124,9 +125,9 @@ def check_arguments(
     x_in: nl.NkiTensor,
     gamma: nl.NkiTensor,
     beta: nl.NkiTensor,
-    means: nl.NkiTensor | None,
-    variances: nl.NkiTensor | None,
     residual: nl.NkiTensor | None,
+    eps: float,
+    fuse_relu: bool,
 ) -> None:
     """The kernel's own refusal of arguments that it would misread."""
     assert len(x_in.shape) == 5, f"x_in must be [B, C, D, H, W], got shape {x_in.shape}"
@@ -136,10 +137,34 @@ def check_arguments(
     channels = x_in.shape[1]
     assert gamma.shape == (channels, 1), f"gamma must have shape ({channels}, 1), got {gamma.shape}"
     assert beta.shape == (channels, 1), f"beta must have shape ({channels}, 1), got {beta.shape}"
-    assert (means == None) == (variances == None), "means and variances must be given together or not at all"
+    assert gamma.dtype == nl.float32 and beta.dtype == nl.float32, "gamma and beta must be float32"
+    assert eps >= 0, f"eps must not be negative, got {eps}"
+    assert isinstance(fuse_relu, bool), f"fuse_relu must be True or False, got {fuse_relu}"
     if residual != None:
         assert residual.shape == x_in.shape, f"residual must have the shape of x_in {x_in.shape}, got {residual.shape}"
         assert residual.dtype == x_in.dtype, f"residual must have the dtype of x_in {x_in.dtype}, got {residual.dtype}"
+
+
+def check_statistics(
+    channels: int,
+    means: nl.NkiTensor | None,
+    variances: nl.NkiTensor | None,
+    running_mean: nl.NkiTensor | None,
+    running_var: nl.NkiTensor | None,
+) -> None:
+    """The statistics come in pairs, given ones or running ones, of one value per channel."""
+    assert (means == None) == (variances == None), "means and variances must be given together or not at all"
+    assert (running_mean == None) == (running_var == None), (
+        "running_mean and running_var must be given together or not at all"
+    )
+    assert means == None or running_mean == None, "running_mean and running_var are not accepted with given means"
+    names = ("means", "variances", "running_mean", "running_var")
+    columns = (means, variances, running_mean, running_var)
+    for i in range(4):
+        column = columns[i]
+        if column != None:
+            assert column.shape == (channels,), f"{names[i]} must have shape ({channels},), got {column.shape}"
+            assert column.dtype == nl.float32, f"{names[i]} must be float32, got {column.dtype}"
 
 
 def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: float, eps: float) -> None:

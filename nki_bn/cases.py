@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from nki_bn import reference
-from nki_bn.problem import DTYPES, Array, BackwardCase, ForwardCase, require_array
+from nki_bn.problem import (
+    DTYPES,
+    Array,
+    BackwardCase,
+    ForwardCase,
+    Problem,
+    dtype_name,
+    require_column,
+    require_like,
+    require_variance,
+)
 
 ARRAYS = ("dy", "x", "mean", "var", "gamma", "beta", "relu_mask", "residual")
 # Of a forward, and with dy of a pair of forward and backward.
@@ -126,19 +137,24 @@ def load(
 ) -> BackwardCase:
     """The backward case in a .npz file with the arrays ``ARRAYS``, shaped as for ``batch_norm_bwd``.
 
-    dy and x are required, mean and var in eval (in training those of x are taken if they are missing), and the residual
+    dy and x are required, mean and var in eval (in training those of x are taken if both are missing), and the residual
     if it is asked for. gamma and beta may be missing (affine off); relu_mask is read when ``relu`` is "mask", and made
     as by a forward when it is missing. NumPy stores bfloat16 as bare two-byte values, which are taken as bfloat16.
 
     Raises:
         ValueError: the file is not of that kind, or an array is missing or unknown.
+        TypeError, ValueError: a mask is to be made, or statistics taken, from arrays ``batch_norm_bwd`` would refuse.
     """
     frozen = () if training else ("mean", "var")
     arrays = _read(path, ARRAYS, ("dy", "x", *frozen, *(["residual"] if residual else [])))
     x, added = arrays["x"], arrays["residual"] if residual else None
-    mean, var = (arrays[name] for name in ("mean", "var")) if {"mean", "var"} <= set(arrays) else _statistics(x)
+    given = [name for name in ("mean", "var") if name in arrays]
+    if len(given) == 1:
+        raise ValueError(f"{path} has only {given[0]} of mean and var; accepted: both or neither")
+    mean, var = (arrays[name] for name in given) if given else _statistics(x)
     gamma, beta, mask = (arrays.get(name) for name in ("gamma", "beta", "relu_mask"))
     if relu == "mask" and mask is None:
+        _check_forward(x, {"mean": mean, "var": var, "gamma": gamma, "beta": beta}, added)
         mask = stored_mask(x, mean, var, gamma, beta, eps, added)
     mask = mask if relu == "mask" else None
     return BackwardCase(arrays["dy"], x, mean, var, gamma, beta, eps, relu != "none", mask, training, added)
@@ -148,7 +164,7 @@ def _read(path: Path, accepted: Sequence[str], required: Sequence[str]) -> dict[
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as a .npz file: {error}") from error
     unknown = sorted(set(arrays) - set(accepted))
     missing = sorted(set(required) - set(arrays))
@@ -160,6 +176,23 @@ def _read(path: Path, accepted: Sequence[str], required: Sequence[str]) -> dict[
 
 
 def _statistics(x: Array) -> tuple[Array, Array]:
-    require_array("x", x)
+    _problem_of(x)
     mean, var = reference.statistics(x)
     return mean.astype(np.float32), var.astype(np.float32)
+
+
+def _check_forward(x: Array, columns: dict[str, Array | None], residual: Array | None) -> None:
+    """Refuse, as the kernels do, what a mask cannot be made of."""
+    problem = _problem_of(x)
+    for name, values in columns.items():
+        if values is not None:
+            require_column(name, values, problem.channels)
+            if name == "var":
+                require_variance(name, values)
+    if residual is not None:
+        require_like("residual", residual, x.dtype, x.shape)
+
+
+def _problem_of(x: Array) -> Problem:
+    """What x says of the problem, which refuses a dtype or a shape that no kernel takes."""
+    return Problem(x.shape, dtype_name("x", x), lnc=1)

@@ -10,7 +10,8 @@ import numpy as np
 
 from nki_bn import execute
 from nki_bn.execute import ForwardInputs
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.hardware import load_target
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, total_bytes
 from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem, Problem
 from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
@@ -161,6 +162,7 @@ def run_backward(request: BackwardRequest, plan: BackwardPlan | None = None) -> 
     """The outputs of a checked backward, in the caller's shapes; the fourth only if it is needed."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
+    asked |= {"folded": problem.dtype != "float32"}
     _check_plan(plan, BackwardPlan, problem, asked | {f"need_{name}": name in problem.need for name in GRADIENTS})
     outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
     if problem.need and problem.count:
@@ -192,3 +194,18 @@ def _check_plan(plan: Any, kind: type, problem: Problem, asked: dict[str, Any]) 
     for field, value in (made_for | asked).items():
         if getattr(plan, field) != value:
             raise ValueError(f"plan has {field}={getattr(plan, field)}; accepted for this call: {value}")
+    _check_sizes(plan, problem.target)
+
+
+def _check_sizes(plan: Any, target: str) -> None:
+    """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
+    for field in ("bands", "f_tile", "interleave"):
+        # A strategy without tiles or slots has no such sizes.
+        size = getattr(plan, field, 1)
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"plan has {field}={size!r}; accepted: integers from 1 up")
+    total, capacity = total_bytes(plan.buffers), load_target(target).sbuf_partition_bytes
+    if plan.sbuf_bytes != total:
+        raise ValueError(f"plan has sbuf_bytes={plan.sbuf_bytes}; accepted: {total}, the total of its buffers")
+    if total > capacity:
+        raise ValueError(f"plan has sbuf_bytes={total}; accepted on {target}: at most {capacity}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,13 +33,16 @@ GRADIENTS = (*OUTPUTS, "dresidual")
 RELU_MODES = ("none", "mask", "recompute")
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
+# What a signed 64-bit integer holds: sizes in bytes, and counts of batches.
+_LARGEST = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class Problem:
     """What a forward and a backward to plan and run have in common.
 
     Args:
-        shape: [B, C, ...], rank 2 to 5, C at least 1.
+        shape: [B, C, ...] of x, rank 2 to 5, C at least 1; a tuple of ints afterwards.
         dtype: of x and what is shaped like it: float32, float16 or bfloat16.
         training: batch statistics (True) or frozen ones (False).
         relu: "none", "mask" (the forward stores a mask, the backward reads it) or "recompute" (the forward stores none,
@@ -60,10 +64,14 @@ class Problem:
     target: str = "trn2"
 
     def __post_init__(self) -> None:
-        _check_shape(self.shape)
-        if self.dtype not in DTYPES:
+        object.__setattr__(self, "shape", _shape_of_x(self.shape))
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise TypeError(f"dtype {self.dtype!r} is unknown; accepted: {', '.join(DTYPES)}")
+        if math.prod(self.shape) * self.itemsize > _LARGEST:
+            raise ValueError(f"shape {self.shape} of x is too large; accepted: less than 2**63 bytes")
         _check_choice("relu", self.relu, RELU_MODES)
+        for flag in ("training", "residual"):
+            object.__setattr__(self, flag, require_flag(flag, getattr(self, flag)))
         object.__setattr__(self, "target", load_target(self.target).name)
         object.__setattr__(self, "lnc", resolve_lnc(self.lnc, self.target))
 
@@ -173,9 +181,11 @@ class BackwardCase:
 def needed_outputs(need: Iterable[str], accepted: Sequence[str] = OUTPUTS) -> tuple[str, ...]:
     """``need`` as a tuple in the order of ``accepted``, each name once."""
     names = ", ".join(accepted)
-    if isinstance(need, str) or not isinstance(need, Iterable):
+    # A NumPy array without dimensions has __iter__, and raises in it.
+    iterable = isinstance(need, Iterable) and not isinstance(need, str) and getattr(need, "ndim", 1) > 0
+    asked = tuple(need) if iterable else ()
+    if not iterable or not all(isinstance(name, str) for name in asked):
         raise TypeError(f"need must be an iterable of output names, got {need!r}; accepted names: {names}")
-    asked = tuple(need)
     for name in asked:
         if name not in accepted:
             raise ValueError(f"need has {name!r}; accepted names: {names}")
@@ -209,7 +219,9 @@ def dtype_name(name: str, array: Array) -> str:
 
 
 def require_array(name: str, value: object) -> None:
-    """Refuse anything but a NumPy array."""
+    """Refuse anything but a NumPy array; a masked one too, whose mask would be lost."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; masked arrays are not accepted, only plain NumPy arrays")
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, got {type(value).__name__}")
 
@@ -249,11 +261,11 @@ def require_flag(name: str, value: object) -> bool:
 
 
 def require_eps(eps: float, training: bool) -> float:
-    """``eps`` as a float: finite, above 0 in training, from 0 up with frozen statistics."""
+    """``eps`` as a float: in float32 finite, above 0 in training, from 0 up with frozen statistics."""
     value = _require_real("eps", eps)
-    if not math.isfinite(value) or value < 0 or (training and value == 0):
+    if not _finite(value) or value < 0 or (training and np.float32(value) == 0):
         accepted = "finite values above 0" if training else "finite values from 0 up"
-        raise ValueError(f"eps is {value}; accepted {'in training' if training else 'in eval'}: {accepted}")
+        raise ValueError(f"eps is {value}; accepted {'in training' if training else 'in eval'}: {accepted} in float32")
     return value
 
 
@@ -266,6 +278,8 @@ def averaging_factor(momentum: float | None, num_batches_tracked: int | None, us
     if batches is not None:
         if isinstance(batches, bool) or not isinstance(batches, numbers.Integral):
             raise TypeError(f"num_batches_tracked must be an int or None, got {type(batches).__name__}")
+        if batches > _LARGEST:
+            raise ValueError("num_batches_tracked is 2**63 or more; accepted: integers from 0 up, below that")
         if batches < 0:
             raise ValueError(f"num_batches_tracked is {batches}; accepted: integers from 0 up")
     if momentum is None:
@@ -273,15 +287,24 @@ def averaging_factor(momentum: float | None, num_batches_tracked: int | None, us
             raise ValueError("num_batches_tracked is None; accepted with momentum=None: the number of batches before")
         return 1.0 / (int(batches or 0) + 1)
     value = _require_real("momentum", momentum)
-    if not math.isfinite(value):
-        raise ValueError(f"momentum is {value}; accepted: finite values and None")
+    if not _finite(value):
+        raise ValueError(f"momentum is {value}; accepted: finite values and None, in float32")
     return value
 
 
 def _require_real(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is beyond the range of a float; accepted: finite values in float32") from None
+
+
+def _finite(value: float) -> bool:
+    """Whether ``value`` is finite in float32, in which the kernels use it."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float32(value)))
 
 
 def check_precision(precision: str) -> None:
@@ -298,8 +321,19 @@ def _check_choice(name: str, value: object, accepted: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}; accepted: {', '.join(accepted)}")
 
 
-def _check_shape(shape: Sequence[int]) -> None:
-    if not 2 <= len(shape) <= 5:
-        raise ValueError(f"shape {tuple(shape)} has rank {len(shape)}; accepted: ranks 2 to 5, [B, C, ...]")
-    if min(shape) < 0 or shape[1] == 0:
-        raise ValueError(f"shape {tuple(shape)} is not one of an input; accepted: [B, C, ...] with C at least 1")
+def _shape_of_x(shape: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` as a tuple of ints, if x may have it."""
+    if not isinstance(shape, tuple | list):
+        raise TypeError(f"shape of x must be a tuple of integers, got {type(shape).__name__}")
+    sizes = tuple(_size(size) for size in shape)
+    if not 2 <= len(sizes) <= 5:
+        raise ValueError(f"shape {sizes} of x has rank {len(sizes)}; accepted: ranks 2 to 5, [B, C, ...]")
+    if min(sizes) < 0 or sizes[1] == 0:
+        raise ValueError(f"shape {sizes} of x has a size too small; accepted: [B, C, ...] with C at least 1")
+    return sizes
+
+
+def _size(size: int) -> int:
+    if isinstance(size, bool | np.bool_) or not hasattr(size, "__index__"):
+        raise TypeError(f"shape of x has {size!r}; accepted: integers")
+    return operator.index(size)

@@ -224,3 +224,9 @@ def test_random_problems(data: st.DataObject) -> None:
 )
 def test_layers_of_networks(shape: tuple[int, ...], dtype: str, relu: str) -> None:
     assert_agrees(Draw(shape, dtype, mean=0.2).case(relu))
+
+
+def test_the_bare_kernel_refuses_a_negative_eps() -> None:
+    x, column = np.ones((4, 5, 1, 2, 3), np.float32), np.ones(5, np.float32)
+    with pytest.raises(AssertionError, match="eps must not be negative, got -1e-05"):
+        run(kernel, (x, x, column, column, column[:, None], column[:, None], -1e-5), {}, 1, RunOptions())

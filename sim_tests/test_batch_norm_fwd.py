@@ -18,7 +18,7 @@ import nki_bn
 from nki_bn import BackwardProblem, ForwardProblem
 from nki_bn.cases import Draw
 from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd as kernel
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.kernels.plan import BackwardPlan, Buffer, ForwardPlan
 from nki_bn.kernels.sizing import GROUP_PIECES
 from nki_bn.pair import backward_case
 from nki_bn.planner import plan_forward
@@ -210,6 +210,35 @@ def test_plans_of_both_directions() -> None:
         BackwardProblem((4, 5, 6), "bfloat16", relu="mask", residual=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"shape": None}, TypeError, "shape of x must be a tuple of integers, got NoneType"),
+        ({"shape": (4, 5.0)}, TypeError, "shape of x has 5.0; accepted: integers"),
+        ({"shape": (4, True)}, TypeError, "shape of x has True; accepted: integers"),
+        ({"shape": (4,)}, ValueError, r"shape \(4,\) of x has rank 1"),
+        ({"shape": (2**63, 3)}, ValueError, "shape .* of x is too large"),
+        ({"training": 1}, TypeError, "training must be a bool, got 1"),
+        ({"residual": "no"}, TypeError, "residual must be a bool, got 'no'"),
+        ({"dtype": np.float32}, TypeError, "dtype <class 'numpy.float32'> is unknown; accepted: float32"),
+        ({"dtype": ["float32"]}, TypeError, r"dtype \['float32'\] is unknown"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ForwardProblem, BackwardProblem])
+def test_problems_that_are_refused(
+    kind: type[Problem], changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        kind(**{"shape": (4, 5), "dtype": "float32"} | changes)
+
+
+@pytest.mark.parametrize("sizes", [[100, 2, 3], tuple(np.array([100, 2, 3], np.int8))])
+def test_sizes_of_a_problem_are_ints(sizes: Any) -> None:
+    problem = ForwardProblem(sizes, "float32")
+    assert problem.shape == (100, 2, 3) and all(type(size) is int for size in problem.shape)
+    assert type(problem.shape) is tuple and problem.count == 300
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("relu", RELU_MODES)
 def test_a_given_plan_is_the_planners_choice(relu: str, training: bool) -> None:
@@ -227,7 +256,8 @@ def test_the_budget_of_a_plan_is_what_the_kernel_holds() -> None:
     for run_with, plan in zip(runs, plans, strict=True):
         run_with(plan=plan)
         with pytest.raises(RuntimeError, match=f"the plan lists {plan.sbuf_bytes + 4} bytes of SBUF"):
-            run_with(plan=replace(plan, sbuf_bytes=plan.sbuf_bytes + 4))
+            listed = (*plan.buffers, Buffer("spare", 1, 1, "float32"))
+            run_with(plan=replace(plan, buffers=listed, sbuf_bytes=plan.sbuf_bytes + 4))
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
@@ -242,6 +272,34 @@ def test_the_bare_kernel_sizes_itself(training: bool, lnc: int) -> None:
     public = forward_of(case, lnc=lnc)
     for at in range(6) if training else (0, 5):
         assert np.array_equal(outputs[at], public[at])
+
+
+COLUMN = np.ones(5, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gamma": COLUMN}, r"gamma must have shape \(5, 1\), got \(5,\)"),
+        ({"beta": np.ones((5, 1), np.float16)}, "gamma and beta must be float32"),
+        ({"means": COLUMN}, "means and variances must be given together"),
+        ({"means": COLUMN[:, None], "variances": COLUMN}, r"means must have shape \(5,\), got \(5, 1\)"),
+        ({"means": COLUMN, "variances": COLUMN.astype(np.float16)}, "variances must be float32, got float16"),
+        ({"running_mean": COLUMN}, "running_mean and running_var must be given together"),
+        ({"running_mean": COLUMN, "running_var": COLUMN[:4]}, r"running_var must have shape \(5,\), got \(4,\)"),
+        (
+            dict.fromkeys(("means", "variances", "running_mean", "running_var"), COLUMN),
+            "not accepted with given means",
+        ),
+        ({"eps": -1e-5}, "eps must not be negative, got -1e-05"),
+        ({"fuse_relu": 1}, "fuse_relu must be True or False, got 1"),
+    ],
+)
+def test_the_bare_kernel_refuses_what_it_would_misread(changes: dict[str, Any], message: str) -> None:
+    parameter = COLUMN[:, None]
+    named = {"x_in": np.ones((4, 5, 1, 2, 3), np.float32), "gamma": parameter, "beta": parameter} | changes
+    with pytest.raises(AssertionError, match=message):
+        run(kernel, (), named, 1, RunOptions())
 
 
 @settings(max_examples=40, deadline=None)

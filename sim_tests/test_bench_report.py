@@ -177,6 +177,17 @@ def test_report_refuses(tmp_path: Path, arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
+def test_every_report_is_checked_before_the_first_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write(tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "folder.csv").mkdir()
+    for wrong, message in (("absent/x.csv", "absent is no folder"), ("folder.csv", "folder.csv is no regular file")):
+        outputs = ["-o", str(tmp_path / "r.md"), "-o", str(tmp_path / wrong)]
+        assert run("report", rows, *outputs, "--force") == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "r.md").exists()
+
+
 def test_without_matplotlib_the_page_says_which_extra_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,53 @@ def test_resuming_refuses_a_fault_that_no_crash_makes(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a.jsonl cannot be written"):
         RowFile(tmp_path / "absent" / "a.jsonl", "modelled")
+
+
+@pytest.mark.parametrize("options", [{}, {"force": True}, {"resume": True}], ids=str)
+def test_only_regular_files_are_replaced(tmp_path: Path, options: dict[str, bool]) -> None:
+    folder, pipe, link = tmp_path / "folder", tmp_path / "pipe", tmp_path / "link"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (folder, pipe, link):
+        with pytest.raises(ValueError, match=f"{path.name} is no regular file; accepted: a new path, or that of a"):
+            RowFile(path, "modelled", **options)
+    assert folder.is_dir() and pipe.is_fifo() and link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
+def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(ValueError, match="a cannot be written: "):
+        RowFile(tmp_path / "a", "modelled", force=True)
+
+
+def test_links_are_followed_and_neighbours_kept(tmp_path: Path) -> None:
+    target, link, part = tmp_path / "a.jsonl", tmp_path / "link.jsonl", tmp_path / "link.jsonl.part"
+    link.symlink_to(target)
+    part.write_text("mine")
+    for number in range(2):  # a link to nothing, then to a file, whose permissions stay
+        with RowFile(link, "modelled", force=True) as file:
+            file.write(record(1.0 + number))
+        assert link.is_symlink() and read_records(target) == [record(1.0 + number)]
+        assert part.read_text() == "mine" and len(list(tmp_path.iterdir())) == 3
+        assert target.stat().st_mode & 0o777 == (0o640 if number else 0o666 & ~_umask())
+        target.chmod(0o640)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def test_a_failed_replacement_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError("no space")
+
+    path = write(tmp_path / "a.jsonl", record())
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(ValueError, match="a.jsonl cannot be written: no space"):
+        RowFile(path, "modelled", force=True)
+    assert read_records(path) == [record()] and list(tmp_path.iterdir()) == [path]

@@ -290,6 +290,11 @@ def test_transpose_refusals() -> None:
     transpose_refusal("must be a multiple of 16", (4, 3, 7), (7, 3, 4), **hwdge)
 
 
+def test_transpose_refuses_axes_that_are_no_sequence() -> None:
+    with pytest.raises(TypeError, match="dma_transpose axes must be a sequence of dimensions or None, got 3"):
+        launch(lambda x: transposed(x, (7, 5), axes=3), normal(5, 7, dtype=BF16))
+
+
 def test_hardware_transpose_within_its_limits() -> None:
     x = normal(16, 9, dtype=np.float16)
     kernel = lambda x: transposed(x, (9, 16), dge_mode=nisa.dge_mode.hwdge)  # noqa: E731

@@ -257,6 +257,12 @@ def test_shuffles_between_quadrants_and_keeps_bits() -> None:
     same_bits(outputs(kernel, x), x[[1, 0, *range(2, 32)]])
 
 
+@pytest.mark.parametrize("mask", [3, [0.5, *range(1, 32)]])
+def test_a_shuffle_mask_is_a_sequence_of_integers(mask: Any) -> None:
+    with pytest.raises(TypeError, match="nc_stream_shuffle shuffle_mask must be a"):
+        outputs(lambda x: shuffled(x, mask, 64), X)
+
+
 def test_shuffle_refusals() -> None:
     straight = list(range(32))
     refuse(lambda x: shuffled(x, straight[:31], 64), "must have 32 entries, got 31")

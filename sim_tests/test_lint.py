@@ -361,6 +361,17 @@ def test_syntax_error_is_a_finding_with_its_position(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.startswith(f"{path}:2:5: NKI001 error [0.6,0.7] syntax error: ")
 
 
+@pytest.mark.parametrize(
+    "expression", ["-" * 100_000 + "x", "x" + ".a" * 100_000, "x" + "+x" * 100_000], ids=["signs", "names", "terms"]
+)
+def test_a_file_too_deeply_nested_is_a_finding(
+    expression: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, f"import nki\n\n\n@nki.jit\ndef kernel(x):\n    return {expression}\n")
+    assert run(path) == 1
+    assert capsys.readouterr().out.startswith(f"{path}:1:1: NKI001 error [0.6,0.7] syntax error: the file, or one it")
+
+
 def test_wrong_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     faulty = written(tmp_path, lint_cases.EXPRESSIONS["set"])
     binary = tmp_path / "binary.py"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import nki_bn
 from nki_bn import execute
 from nki_bn.cases import Draw
 from nki_bn.execute import BackwardInputs
-from nki_bn.kernels.plan import BackwardPlan
+from nki_bn.kernels.plan import BackwardPlan, Buffer
 from nki_bn.planner import plan_backward
 from nki_bn.problem import LNC_VARIABLE, BackwardProblem
 
@@ -64,6 +65,7 @@ REFUSED = [
     ({"x": np.ones((2, 0, 4), np.float32)}, ValueError, r"shape \(2, 0, 4\).* C at least 1"),
     ({"mean": COLUMN.astype(np.float64)}, TypeError, "mean is float64; accepted: float32"),
     ({"mean": COLUMN[:2]}, ValueError, r"mean has shape \(2,\); accepted: \(3,\)"),
+    ({"mean": np.ma.masked_array(COLUMN)}, TypeError, "mean is a masked array; masked arrays are not accepted"),
     ({"mean": None}, TypeError, "mean must be a NumPy array, got NoneType"),
     ({"var": COLUMN.astype(np.float16)}, TypeError, "var is float16; accepted: float32"),
     ({"var": COLUMN[:, None]}, ValueError, r"var has shape \(3, 1\); accepted: \(3,\)"),
@@ -77,6 +79,9 @@ REFUSED = [
     ({"eps": True}, TypeError, "eps must be a real number, got bool"),
     ({"eps": 0.0}, ValueError, "eps is 0.0; accepted in training: finite values above 0"),
     ({"eps": -1e-5}, ValueError, "eps is -1e-05"),
+    ({"eps": 1e-46}, ValueError, "eps is 1e-46; accepted in training: finite values above 0 in float32"),
+    ({"eps": 1e39, "training": False}, ValueError, r"eps is 1e\+39; accepted in eval: finite .* in float32"),
+    ({"eps": 10**400}, ValueError, "eps is beyond the range of a float"),
     ({"eps": float("nan")}, ValueError, "eps is nan"),
     ({"eps": float("inf")}, ValueError, "eps is inf"),
     ({"eps": -1e-5, "training": False}, ValueError, "accepted in eval: finite values from 0 up"),
@@ -89,6 +94,8 @@ REFUSED = [
     ({"relu_mask": MASK[..., :1]}, ValueError, "relu_mask has shape"),
     ({"need": "dx"}, TypeError, "need must be an iterable of output names, got 'dx'"),
     ({"need": 3}, TypeError, "need must be an iterable of output names, got 3"),
+    ({"need": np.array("dx")}, TypeError, "need must be an iterable .*; accepted names: dx, dgamma, dbeta"),
+    ({"need": np.ones(3)}, TypeError, "need must be an iterable .*; accepted names: dx, dgamma, dbeta"),
     ({"need": ("dx", "dy")}, ValueError, "need has 'dy'; accepted names: dx, dgamma, dbeta"),
     ({"residual": ONES.tolist()}, TypeError, "residual must be a NumPy array, got list"),
     ({"residual": ONES.astype(np.float16)}, TypeError, "residual is float16; accepted: float32"),
@@ -143,6 +150,27 @@ def test_a_bad_lnc_variable_is_named(monkeypatch: pytest.MonkeyPatch, setting: s
 def test_a_plan_for_other_work_is_refused(made_for: dict[str, Any], field: str) -> None:
     plan = plan_backward(BackwardProblem(**{"shape": SHAPE, "dtype": "float32"} | made_for))
     with pytest.raises(ValueError, match=f"plan has {field}="):
+        nki_bn.batch_norm_bwd(**arguments(plan=plan))
+
+
+@pytest.mark.usefixtures("no_kernel")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"folded": True}, "plan has folded=True; accepted for this call: False"),
+        ({"bands": 0}, "plan has bands=0; accepted: integers from 1 up"),
+        ({"f_tile": -4}, "plan has f_tile=-4; accepted: integers from 1 up"),
+        ({"interleave": 1.0}, "plan has interleave=1.0; accepted: integers from 1 up"),
+        ({"sbuf_bytes": 4}, "plan has sbuf_bytes=4; accepted: .* the total of its buffers"),
+        (
+            {"buffers": (Buffer("dy", 1, 2**16, "float32"),), "sbuf_bytes": 2**18},
+            "plan has sbuf_bytes=262144; accepted on trn2: at most",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_right_is_refused(changes: dict[str, Any], message: str) -> None:
+    plan = replace(plan_backward(BackwardProblem(SHAPE, "float32")), **changes)
+    with pytest.raises(ValueError, match=message):
         nki_bn.batch_norm_bwd(**arguments(plan=plan))
 
 

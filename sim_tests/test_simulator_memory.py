@@ -232,6 +232,12 @@ def test_more_than_128_partitions_are_refused() -> None:
     fault(NkiValidationError, "256 exceeds maximum 128", lambda x: nl.ndarray((256, 4), nl.float32))
 
 
+@pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum, nl.hbm])
+@pytest.mark.parametrize("shape", [(4, 10**30), (128, 2**32, 2**32)])
+def test_sizes_beyond_any_memory_are_refused(shape: tuple[int, ...], buffer: Any) -> None:
+    fault(NkiValidationError, "less than 2\\*\\*63 bytes", lambda x: nl.ndarray(shape, nl.float32, buffer=buffer))
+
+
 def test_addresses_are_refused_in_hbm() -> None:
     fault(NkiValidationError, "no address", lambda x: nl.ndarray((3, 4), nl.float32, buffer=nl.hbm, address=(0, 0)))
 

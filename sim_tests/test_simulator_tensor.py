@@ -97,6 +97,34 @@ def test_shapes_of_indexed_tensors(key: Any, on_chip: tuple[int, ...], in_hbm: t
     assert shapes == {"hbm": in_hbm, "sbuf": on_chip}
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[:, 0:2.0],
+        lambda t: t[:, 0 : 4 : np.float32(2)],
+        lambda t: t[:, True:],
+        lambda t: t.slice(1, 0.0, 2),
+        lambda t: t.slice(1, False, 2),
+        lambda t: t[:, 0:1].broadcast(1, 2.0),
+        lambda t: t[:, 0:1].broadcast(1, True),
+        lambda t: t.ap([[12, 8], [1, 2.0]]),
+        lambda t: t.ap([[12, 8], [1.0, 2]]),
+        lambda t: t.ap([[12, 8], [1, 2]], offset=0.0),
+        lambda t: t.select(1, 0.5),
+        lambda t: t.select(1, "a"),
+        lambda t: t.select(1, True),
+        lambda t: t.reshape((8, 3.0, 4)),
+    ],
+)
+def test_sizes_and_indices_are_integers(view: Callable[[Any], Any]) -> None:
+    refuse(numbered(8, 12), view, "must be an integer, got", error=TypeError)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_broadcast_has_a_size(size: int) -> None:
+    refuse(numbered(8, 1), lambda t: t.broadcast(1, size), f"broadcast size must be at least 1, got {size}")
+
+
 def kept_rank(x: Any, key: Any, place: str) -> Any:
     """NumPy's ``x[key]`` with the rank rules: on chip the partition stays and there are two dimensions, in HBM one."""
     if place == "hbm":

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
@@ -210,6 +212,10 @@ def test_the_command(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     ("options", "message"),
     [
         (["--shape", "0,64"], "--shape [0, 64] has no elements"),
+        (
+            ["--op", "fwd", "--shape", "1,64"],
+            "--shape [1, 64] has 1 value per channel; accepted in training: more than 1",
+        ),
         (["--shape", "4"], "argument --shape: '4' is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1"),
         ([], "the following arguments are required: --shape"),
     ],
@@ -218,3 +224,25 @@ def test_wrong_use(options: list[str], message: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main(["trace", "--op", "bwd", *options])
     assert stop.value.code == 2 and capsys.readouterr().err == f"nki-bn trace: error: {message}\n"
+
+
+def test_files_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError("no space")
+
+    (tmp_path / "folder.json").mkdir()
+    written = tmp_path / "trace.json"
+    written.write_text("old")
+    for path, message in (
+        (tmp_path / "folder.json", "--output .*folder.json is no regular file"),
+        (tmp_path / "absent" / "a.json", "--output .*a.json cannot be written: .*absent is no folder"),
+        (written, "no space"),
+    ):
+        monkeypatch.setattr(os, "replace", refuse)
+        with pytest.raises(SystemExit) as stop:
+            main(["trace", "--op", "bwd", "--shape", "4,64", "-o", str(path)])
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and re.fullmatch(f"nki-bn trace: error: {message}.*\n", error)
+    assert written.read_text() == "old" and len(list(tmp_path.iterdir())) == 2

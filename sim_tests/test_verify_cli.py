@@ -154,6 +154,15 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(0 <= row["worst_ratio"] <= 1 and row["tolerance"] > 0 for row in report["outputs"])
 
 
+def test_json_has_null_for_what_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil_outputs(monkeypatch, lambda output: output * np.float32(np.nan))
+    assert main([*SMALL, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [row["max_error"] for row in report["outputs"]] == [None] * 3 and report["ok"] is False
+
+
 def test_the_seed_decides_the_input(capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for seed in ("1", "1", "2"):
@@ -182,6 +191,12 @@ WRONG_USE = [
     ([*SMALL, "--eps", "0"], "eps"),
     ([*SMALL, "--eps", "much"], "--eps"),
     ([*SMALL, "--seed", "-1"], "--seed"),
+    ([*SMALL, "--mean", "nan"], "--mean: 'nan' is no finite number; accepted: finite numbers"),
+    ([*SMALL, "--mean", "much"], "--mean: 'much' is no finite number"),
+    ([*SMALL, "--std", "inf"], "--std: 'inf' is no finite number"),
+    ([*SMALL, "--std", "-1"], "--std: '-1' is no deviation; accepted: finite numbers from 0 up"),
+    (["verify", "--op", "bwd", "--shape", "1000000000,1000,1000"], "more memory than there is"),
+    (["verify", "--op", "bwd", "--shape", f"{10**30},3"], "error: "),
     ([*SMALL, "--fuse-relu", "yes"], "--fuse-relu"),
     ([*SMALL, "--numerics", "exact"], "--numerics"),
     ([*SMALL, "--training", "--eval"], "--eval"),
@@ -321,11 +336,17 @@ def test_files_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     np.save(tmp_path / "array.npy", np.ones(3))
     (tmp_path / "text.npz").write_text("no archive")
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 broken")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    np.savez_compressed(tmp_path / "deflated.npz", x=np.arange(5000.0))
+    whole = (tmp_path / "deflated.npz").read_bytes()
+    (tmp_path / "deflated.npz").write_bytes(whole[:100] + b"\xff" * 40 + whole[140:])
     for name, message in (
         ("more.npz", "unknown weight"),
         ("array.npy", "cannot be read as a .npz file"),
         ("text.npz", "cannot be read as a .npz file"),
         ("broken.npz", "cannot be read as a .npz file"),
+        ("empty.npz", "cannot be read as a .npz file"),
+        ("deflated.npz", "cannot be read as a .npz file"),
     ):
         assert exit_code(["verify", "--op", "bwd", "--input", str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
@@ -335,6 +356,28 @@ def test_arrays_in_a_file_are_checked_like_arguments(tmp_path: Path, capsys: pyt
     np.savez(tmp_path / "case.npz", x=np.ones((2, 3)), dy=np.ones((2, 3)))
     assert exit_code(["verify", "--op", "bwd", "--input", str(tmp_path / "case.npz")]) == 2
     assert "x is float64; accepted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones(3, np.float32)}, "has rank 1; accepted: ranks 2 to 5"),
+        ({"x": np.full((2, 3), "a")}, "x is <U1; accepted: float32"),
+        ({"mean": np.zeros(3, np.float32)}, "case.npz has only mean of mean and var; accepted: both or neither"),
+        ({"var": np.zeros(3, np.float32)}, "case.npz has only var of mean and var; accepted: both or neither"),
+        ({"mean": np.zeros(4, np.float32), "var": np.ones(3, np.float32)}, "mean has shape (4,); accepted: (3,)"),
+        ({"mean": np.zeros(3, np.float32), "var": np.full(3, "a")}, "var is <U1; accepted: float32"),
+        ({"gamma": np.ones(4, np.float32)}, "gamma has shape (4,); accepted: (3,)"),
+    ],
+)
+def test_arrays_are_checked_before_a_mask_is_made(
+    arrays: dict[str, Array], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    np.savez(tmp_path / "case.npz", **({"x": ones, "dy": ones} | arrays))
+    argv = ["verify", "--op", "bwd", "--fuse-relu", "mask", "--input", str(tmp_path / "case.npz")]
+    assert exit_code(argv) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_bfloat16_survives_numpys_file_format(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
 
 from nki_bn import __version__
+from nki_bn.bench.output import output_path, write_whole
 from nki_bn.bench.record import Case, Record, record_from
 
 
@@ -97,8 +97,10 @@ class RowFile:
         be of this version and of ``timing``: "modelled" or "measured".
 
         Raises:
-            ValueError: the file exists, cannot be written or, to be resumed, is malformed elsewhere or of another kind.
+            ValueError: the file exists, is no regular file, cannot be written or, to be resumed, is malformed elsewhere
+                or of another kind.
         """
+        target = output_path(path)
         if not (force or resume):
             refuse_existing(path, "--force to overwrite it, --resume to go on with it")
         records = _parse(path)[0] if resume and path.exists() else []
@@ -106,8 +108,8 @@ class RowFile:
             _check_same(record, {"timing": timing, "version": __version__}, f"{path}:{number}")
         self.kept = [record for record in records if record.ok]
         try:
-            _replace(path, self.kept)
-            self._file: IO[str] = path.open("a", encoding="utf-8")
+            write_whole(target, "".join(record.to_json() + "\n" for record in self.kept))
+            self._file: IO[str] = target.open("a", encoding="utf-8")
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}") from error
 
@@ -129,10 +131,3 @@ def _check_same(record: Record, wanted: dict[str, str], place: str) -> None:
     for key, value in wanted.items():
         if getattr(record, key) != value:
             raise ValueError(f"{place}: {key} is {getattr(record, key)!r}; accepted when resumed now: {value!r}")
-
-
-def _replace(path: Path, records: Iterable[Record]) -> None:
-    """Make ``path`` hold these records; whatever happens, the old contents or the new ones are there."""
-    whole = path.with_name(path.name + ".part")
-    whole.write_text("".join(record.to_json() + "\n" for record in records), encoding="utf-8")
-    os.replace(whole, path)

@@ -69,9 +69,11 @@ class Table:
         """A number from 1 up."""
         return self._whole(key, self.values[key])
 
-    def integers(self, key: str, accepted: Collection[int] | None = None) -> tuple[int, ...]:
-        """A list of numbers from 1 up, of those ``accepted``."""
+    def integers(self, key: str, accepted: Collection[int] | None = None, least: int = 0) -> tuple[int, ...]:
+        """A list of numbers from 1 up, of those ``accepted``, ``least`` of them or more."""
         found = tuple(self._whole(key, value) for value in self._list(key))
+        if len(found) < least:
+            raise self.error(key, f"has {len(found)} numbers; accepted: {least} or more")
         for value in found:
             if accepted is not None and value not in accepted:
                 raise self.error(key, f"has {value}; accepted: {', '.join(map(str, accepted))}")
@@ -105,7 +107,7 @@ def read_toml(source: Any, name: str) -> TomlFile:
     """The TOML file ``source`` (anything with ``read_text``), called ``name`` in errors.
 
     Raises:
-        ValueError: it cannot be read, or is not TOML; names file and line.
+        ValueError: it cannot be read, or is not TOML; names the file and, where that is known, the line.
     """
     try:
         text = source.read_text(encoding="utf-8")
@@ -117,6 +119,8 @@ def read_toml(source: Any, name: str) -> TomlFile:
         line = re.search(r"at line (\d+)", str(error))
         number = line[1] if line else str(len(text.splitlines()))
         raise ValueError(f"{name}:{number}: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of too many digits, values nested too deeply
+        raise ValueError(f"{name} cannot be read: {error}") from error
 
 
 def bundled(folder: str) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nki_bn.bench.extra import require_extra
+from nki_bn.bench.output import output_path, write_whole
 from nki_bn.bench.rows import read_records, refuse_existing
 
 if TYPE_CHECKING:
@@ -47,15 +48,17 @@ def run(args: argparse.Namespace) -> int:
         if not args.output:
             print(texts[0], end="")
         for path, text in zip(args.output, texts, strict=bool(args.output)):
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
     except (OSError, ValueError) as error:
         args.error(str(error))
     return 0
 
 
 def _writer(path: Path, force: bool) -> Writer:
+    """What makes the text of a report; refuses what cannot be written before any report is."""
     if path.suffix not in _WRITERS:
         raise ValueError(f"{path} is of no kind that can be written; accepted: {', '.join(_WRITERS)}")
+    output_path(path)
     if not force:
         refuse_existing(path, "--force to overwrite it")
     return _WRITERS[path.suffix]

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nki_bn.bench.output import output_path, write_whole
 from nki_bn.commands import options
 from nki_bn.problem import DTYPES, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import RunOptions, Shaped, SimulationResult
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         problem = _PROBLEMS[args.op](args.shape, args.dtype, relu=args.fuse_relu, lnc=args.lnc, target=TARGET)
         if problem.count == 0:
             raise ValueError(f"--shape {list(args.shape)} has no elements")
+        if args.op == "fwd" and problem.count == 1:
+            raise ValueError(f"--shape {list(args.shape)} has 1 value per channel; accepted in training: more than 1")
         _check_target("--output", args.output, ".json")
         _check_target("--picture", args.picture, ".svg")
     except (TypeError, ValueError) as error:
@@ -52,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
     timeline = model(result.trace, problem.target)
     title = f"{args.op} {list(problem.shape)} {problem.dtype}, relu {problem.relu}, lnc {problem.lnc}"
     print(f"{title}\n{report(timeline, minimum_bytes(problem))}\n\n{_memory(result)}")
-    _write_files(args, timeline, title)
+    try:
+        _write_files(args, timeline, title)
+    except (OSError, ValueError) as error:
+        args.error(str(error))
     return 0
 
 
@@ -60,14 +66,16 @@ def _check_target(option: str, path: Path | None, suffix: str) -> None:
     """Refuse a file that cannot be written, before there is anything to write.
 
     Raises:
-        ValueError: another kind of file, or no folder to write it to.
+        ValueError: another kind of file, or see :func:`nki_bn.bench.output.output_path`.
     """
     if path is None:
         return
     if path.suffix != suffix:
         raise ValueError(f"{option} {path} is of no kind that can be written; accepted: {suffix}")
-    if not path.parent.is_dir() or path.is_dir():
-        raise ValueError(f"{option} {path} cannot be written: {path.parent} is no folder, or it is a folder itself")
+    try:
+        output_path(path)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from error
 
 
 def _dry_run(problem: Problem) -> SimulationResult:
@@ -88,6 +96,6 @@ def _write_files(args: argparse.Namespace, timeline: Timeline, title: str) -> No
     from nki_bn.simulator.timing import perfetto_json, picture
 
     if args.output is not None:
-        args.output.write_text(perfetto_json(timeline), encoding="utf-8")
+        write_whole(args.output, perfetto_json(timeline))
     if args.picture is not None:
-        args.picture.write_text(picture(timeline, title), encoding="utf-8")
+        write_whole(args.picture, picture(timeline, title))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -39,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", choices=list(OPERATIONS), required=True, help=operations)
     parser.add_argument("--shape", type=options.shape, help="B,C,... of x, rank 2 to 5")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of x and what is shaped like it (float32)")
-    parser.add_argument("--mean", type=float, help="mean of the drawn x (0)")
-    parser.add_argument("--std", type=float, help="deviation of the drawn x (1)")
+    parser.add_argument("--mean", type=_finite, help="mean of the drawn x (0)")
+    parser.add_argument("--std", type=_deviation, help="deviation of the drawn x (1)")
     parser.add_argument("--seed", type=_seed, help="of the drawn inputs (0)")
     files = f"bwd: {', '.join(cases.ARRAYS)}; else {', '.join(cases.PAIR_ARRAYS)}"
     parser.add_argument("--input", type=Path, metavar="FILE.npz", help=f"take the inputs from this file: {files}")
@@ -61,17 +62,24 @@ def run(args: argparse.Namespace) -> int:
     from nki_bn import verify
 
     try:
-        if args.numerics == "ideal" and installation.kind != "embedded":
-            raise ValueError("--numerics ideal needs the embedded simulator; accepted with the vendor's nki: trn2")
-        job = _prepare(args)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        args.error(str(error))
-    verification = job(RunOptions(target=args.target, numerics=args.numerics))
+        verification = _verify(args)
+    except MemoryError as error:
+        args.error(f"this needs more memory than there is: {error}")
     if args.json:
         print(_json(args.op, verification))
     else:
         print(f"{_title(args, verification)}\n{verify.table(verification.comparisons)}")
     return 0 if verification.ok else 1
+
+
+def _verify(args: argparse.Namespace) -> Verification:
+    try:
+        if args.numerics == "ideal" and installation.kind != "embedded":
+            raise ValueError("--numerics ideal needs the embedded simulator; accepted with the vendor's nki: trn2")
+        job = _prepare(args)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        args.error(str(error))
+    return job(RunOptions(target=args.target, numerics=args.numerics))
 
 
 def _prepare(args: argparse.Namespace) -> Callable[[RunOptions], Verification]:
@@ -128,6 +136,23 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number; accepted: finite numbers")
+    return value
+
+
+def _deviation(text: str) -> float:
+    value = _finite(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no deviation; accepted: finite numbers from 0 up")
+    return value
+
+
 def _title(args: argparse.Namespace, verification: Verification) -> str:
     problem = verification.problem
     mode = "training" if problem.training else "eval"
@@ -140,14 +165,21 @@ def _title(args: argparse.Namespace, verification: Verification) -> str:
 
 
 def _json(op: str, verification: Verification) -> str:
+    """The report as JSON, which knows no infinity and no NaN: they are null."""
     rows = [asdict(row) | {"worst_error": row.worst_error, "ok": row.ok} for row in verification.comparisons]
+    finite = [{key: _null_unless_finite(value) for key, value in row.items()} for row in rows]
     return json.dumps(
         {
             "op": op,
             "problem": asdict(verification.problem),
             "arithmetic": asdict(verification.arithmetic),
             "nki": installation.kind,
-            "outputs": rows,
+            "outputs": finite,
             "ok": verification.ok,
-        }
+        },
+        allow_nan=False,
     )
+
+
+def _null_unless_finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

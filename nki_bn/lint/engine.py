@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nki_bn.lint.api import API, file_hits
@@ -34,11 +34,7 @@ def lint_source(text: str, filename: str, version: str) -> list[Finding]:
     Raises ValueError for a version other than those of VERSIONS.
     """
     _check_version(version)
-    try:
-        module = Library().add(text, filename)
-    except SyntaxError as error:
-        return [_syntax_finding(error, filename, (version,))]
-    return _findings(module, (version,))
+    return _lint(lambda: Library().add(text, filename), filename, (version,))
 
 
 def lint_file(path: str | Path, version: str) -> list[Finding]:
@@ -53,11 +49,17 @@ def lint_file(path: str | Path, version: str) -> list[Finding]:
 
 def lint_with(library: Library, path: Path, versions: Sequence[str]) -> list[Finding]:
     """Check a file for several versions, sharing parsed modules through ``library``."""
+    return _lint(lambda: library.load(path, str(path)), str(path), tuple(versions))
+
+
+def _lint(load: Callable[[], Module], filename: str, versions: tuple[str, ...]) -> list[Finding]:
     try:
-        module = library.load(path, str(path))
+        return _findings(load(), versions)
     except SyntaxError as error:
-        return [_syntax_finding(error, str(path), tuple(versions))]
-    return _findings(module, versions)
+        return [_syntax_finding(error, filename, versions)]
+    except (RecursionError, MemoryError):  # both are how the parser gives up on depth
+        deep = SyntaxError("the file, or one it imports from, is too deeply nested to be read")
+        return [_syntax_finding(deep, filename, versions)]
 
 
 def _check_version(version: str) -> None:

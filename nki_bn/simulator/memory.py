@@ -8,6 +8,7 @@ has four bytes of storage, so that a two-byte element can hold a float32 at its 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,7 +171,9 @@ class Storage:
         self.dtype = dtype
         self.name = name
         self.label = f"{name or 'tensor'} {shape} {dtype}"
-        self.size = int(np.prod(shape, dtype=np.int64))
+        self.size = math.prod(shape)
+        if self.size * dtypes.size_of(dtype) >= 2**63:
+            raise NkiValidationError(f"{self.label} is too large; accepted: less than 2**63 bytes")
         self.row_bytes = self.size // max(shape[0], 1) * dtypes.size_of(dtype)
         self.bank: Bank
         self.base = 0

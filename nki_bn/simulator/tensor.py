@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ def require(condition: bool, message: str) -> None:
     """Raise :class:`NkiValidationError` with ``message`` unless ``condition`` holds."""
     if not condition:
         raise NkiValidationError(message)
+
+
+def integer(value: Any, what: str) -> int:
+    """``value`` as an int; TypeError if it is none, or a bool."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} must be an integer, got {value!r}")
+    return operator.index(value)
 
 
 @dataclass(frozen=True)
@@ -231,9 +239,9 @@ class NkiTensor(NKIObject):
 
     def _bounds(self, dim: int, item: slice) -> tuple[int, int, int]:
         size = self.shape[dim]
-        step = 1 if item.step is None else int(item.step)
-        start = 0 if item.start is None else int(item.start)
-        stop = size if item.stop is None else int(item.stop)
+        step = 1 if item.step is None else integer(item.step, "the step of a slice")
+        start = 0 if item.start is None else integer(item.start, "the start of a slice")
+        stop = size if item.stop is None else integer(item.stop, "the stop of a slice")
         start, stop = start + size * (start < 0), stop + size * (stop < 0)
         where = f"slice [{item.start}:{item.stop}:{item.step}] of dimension {dim} of shape {self.shape}"
         require(step >= 1, f"{where}: the step must be at least 1")
@@ -244,6 +252,7 @@ class NkiTensor(NKIObject):
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """``t[..., start:end:step, ...]`` at ``dim``; 0 <= start < end <= size, step >= 1."""
         dim = self._dim(dim, partition=True)
+        start, end, step = (integer(value, "start, end and step of slice") for value in (start, end, step))
         require(
             0 <= start < end <= self.shape[dim] and step >= 1,
             f"slice(dim={dim}, start={start}, end={end}, step={step}) is out of range for shape {self.shape}",
@@ -253,8 +262,8 @@ class NkiTensor(NKIObject):
     def select(self, dim: int, index: Any) -> NkiTensor:
         """The view at ``index`` of ``dim``; a tile or register as index is read when an instruction runs."""
         dim = self._dim(dim, partition=True)
-        if isinstance(index, (int, np.integer)):
-            return self[(slice(None),) * dim + (int(index),)]
+        if not isinstance(index, NKIObject):
+            return self[(slice(None),) * dim + (integer(index, "select index"),)]
         require(dim != 0 or not self.buffer.on_chip, "a run-time index cannot select the partition dimension")
         fixed = self[(slice(None),) * dim + (0,)]
         return fixed._with_dynamic(ScalarOffset(index, self.strides[dim], self.shape[dim]))
@@ -281,6 +290,7 @@ class NkiTensor(NKIObject):
         """Repeat a dimension of size 1 ``size`` times without copying."""
         dim = self._dim(dim)
         require(self.shape[dim] == 1, f"broadcast needs size 1 in dimension {dim}, got shape {self.shape}")
+        require(integer(size, "broadcast size") >= 1, f"broadcast size must be at least 1, got {size}")
         return self._view(_put(self.shape, dim, size), _put(self.strides, dim, 0))
 
     def expand_dim(self, dim: int) -> NkiTensor:
@@ -397,11 +407,13 @@ class NkiTensor(NKIObject):
         base = self if dtype is None else self._reinterpreted(dtypes.normalize(dtype))
         if self.offset:
             warnings.warn(f"ap on {self!r}, a view at offset {self.offset}: the pattern starts there", stacklevel=2)
+        pattern = [[integer(value, "each value of an ap pattern") for value in pair] for pair in pattern]
+        start = base.offset + (0 if offset is None else integer(offset, "ap offset"))
         require(
             len(pattern) > 0 and all(len(pair) == 2 and pair[1] >= 1 for pair in pattern),
             f"pattern {pattern} must be pairs [stride, count] with count at least 1",
         )
-        view = base._view([pair[1] for pair in pattern], [pair[0] for pair in pattern], base.offset + (offset or 0))
+        view = base._view([pair[1] for pair in pattern], [pair[0] for pair in pattern], start)
         view._check_pattern()
         require(scalar_offset is None or vector_offset is None, "scalar_offset and vector_offset exclude each other")
         if vector_offset is not None:
@@ -470,7 +482,8 @@ def _put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
     return (*values[:at], value, *values[at + 1 :])
 
 
-def _infer(sizes: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[int, ...]:
+def _infer(given: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = tuple(integer(size, "a size of a shape") for size in given)
     require(sizes.count(-1) <= 1, f"shape {sizes} has more than one -1")
     known = prod(size for size in sizes if size != -1)
     if -1 in sizes and known and total % known == 0:
@@ -483,7 +496,4 @@ def _infer(sizes: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[in
 
 
 def _flat(pattern: tuple[Any, ...]) -> list[str]:
-    names: list[str] = []
-    for item in pattern:
-        names.extend(item if isinstance(item, tuple) else (item,))
-    return names
+    return [name for item in pattern for name in (item if isinstance(item, tuple) else (item,))]

@@ -71,7 +71,7 @@ def dma_transpose(
     ``dst`` is the permuted shape of ``src`` exactly. A destination in HBM is refused: SBUF is what the reference says.
 
     Raises:
-        TypeError: an operand is no tensor, an enumeration argument no member.
+        TypeError: an operand is no tensor, ``axes`` no sequence, an enumeration argument no member.
         NkiValidationError: another permutation, shape, dtype or mode.
     """
     op = "dma_transpose"
@@ -154,6 +154,8 @@ def _check_issuer(engine: Any, mode: enums.dge_mode) -> None:
 def _permutation(src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
     require(src.ndim in _TRANSPOSED_AXES, f"dma_transpose src must have 2, 3 or 4 dimensions, got shape {src.shape}")
     order = _TRANSPOSED_AXES[src.ndim]
+    if axes is not None and not isinstance(axes, Sequence | np.ndarray):
+        raise TypeError(f"dma_transpose axes must be a sequence of dimensions or None, got {axes!r}")
     require(axes is None or tuple(axes) == order, f"dma_transpose axes must be {order} for src {src.shape}, got {axes}")
     return order
 

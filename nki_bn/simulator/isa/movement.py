@@ -15,7 +15,7 @@ from nki_bn.simulator.issue import Masked, NkiInstruction, index_tiles, issue, r
 from nki_bn.simulator.machine import check_start
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.numerics import Array
-from nki_bn.simulator.tensor import NkiTensor, require
+from nki_bn.simulator.tensor import NkiTensor, integer, require
 
 _QUADRANT = 32
 # A mask entry of nc_stream_shuffle that leaves the partition as it is.
@@ -128,7 +128,7 @@ def nc_stream_shuffle(
     be ``src``.
 
     Raises:
-        TypeError: an operand is no tensor.
+        TypeError: an operand is no tensor, the mask no sequence of integers.
         NkiValidationError: mask, dtypes, elements per partition or first partitions break a rule, or the mask reads a
             partition that ``src`` does not have.
     """
@@ -226,10 +226,12 @@ def _constant(op: str, argument: str, value: Any, dst: NkiTensor) -> Array:
 
 def _routes(shuffle_mask: Sequence[int], to: int, given: int) -> tuple[Array, Array]:
     """For each of ``to`` partitions: whether it stays, and the source partition (0 where it stays)."""
+    if not isinstance(shuffle_mask, Sequence | np.ndarray):
+        raise TypeError(f"nc_stream_shuffle shuffle_mask must be a sequence of 32 integers, got {shuffle_mask!r}")
     require(
         len(shuffle_mask) == _QUADRANT, f"nc_stream_shuffle shuffle_mask must have 32 entries, got {len(shuffle_mask)}"
     )
-    mask = np.array([int(entry) for entry in shuffle_mask])
+    mask = np.array([integer(entry, "an entry of nc_stream_shuffle shuffle_mask") for entry in shuffle_mask])
     legal = ((mask >= 0) & (mask < _QUADRANT)) | (mask == _UNMODIFIED)
     require(bool(legal.all()), f"nc_stream_shuffle shuffle_mask entries are 0 to 31 or 255, got {list(shuffle_mask)}")
     partitions = np.arange(to)
