@@ -25,7 +25,10 @@ OFFSET = 14
 SHIFT = 15
 MINUS_HI = 16
 SCRATCH = 17  # three columns
-COLUMN_COUNT = 20
+RATIO = 20
+MINUS_SCALE = 21
+MINUS_OFFSET = 22
+COLUMN_COUNT = 23
 
 # Clearing the low 8 bits of a float32 leaves 16 significant bits.
 KEEP_16_BITS = -256
@@ -136,3 +139,12 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
         center = MEAN
     nisa.tensor_tensor(dst=moved, data1=slope, data2=column(columns, center), op=nl.multiply)
     nisa.tensor_tensor(dst=offset, data1=offset, data2=moved, op=nl.subtract)
+
+
+def negated_coefficients(columns: nl.NkiTensor, count: int) -> None:
+    """ratio, -scale and -offset, such that dx = -scale*((x - hi)*ratio - dy') - offset; ratio = rstd*dgamma/N."""
+    ratio = column(columns, RATIO)
+    nisa.tensor_tensor(dst=ratio, data1=column(columns, DGAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    nisa.tensor_scalar(dst=ratio, data=ratio, op0=nl.multiply, operand0=1.0 / count)
+    nisa.tensor_scalar(dst=column(columns, MINUS_SCALE), data=column(columns, SCALE), op0=nl.multiply, operand0=-1.0)
+    nisa.tensor_scalar(dst=column(columns, MINUS_OFFSET), data=column(columns, OFFSET), op0=nl.multiply, operand0=-1.0)

@@ -57,6 +57,49 @@ class BackwardPlan(nl.NKIObject):
 
 
 @dataclass(frozen=True)
+class ResidentPlan(nl.NKIObject):
+    """A backward launch of the strategy ``resident``.
+
+    Attributes:
+        strategy: "resident".
+        shape, dtype, cores: as in :class:`BackwardPlan`.
+        split: what the two cores of LNC 2 divide: "none", "channel", "batch" or "spatial".
+        group_channels: channels that are worked on together.
+        batch_bands, space_bands: each channel takes their product of partitions, in bands of batches and of space.
+        lane_bands: bands that are in use, at most that product.
+        ragged: some chunks use fewer partitions than their group.
+        chunk: columns per slot.
+        slots: number of slots.
+        relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.
+        buffers: the one list of what is allocated in SBUF.
+        sbuf_bytes: total of that list per partition.
+    """
+
+    strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
+    split: str
+    group_channels: int
+    batch_bands: int
+    space_bands: int
+    lane_bands: int
+    ragged: bool
+    chunk: int
+    slots: int
+    relu: str
+    residual: bool
+    training: bool
+    folded: bool
+    need_dx: bool
+    need_dgamma: bool
+    need_dbeta: bool
+    need_dresidual: bool
+    buffers: tuple[Buffer, ...]
+    sbuf_bytes: int
+
+
+@dataclass(frozen=True)
 class ForwardPlan(nl.NKIObject):
     """A forward launch.
 

@@ -17,7 +17,7 @@ from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
 if TYPE_CHECKING:
-    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 
 _DEFAULT_OPTIONS = RunOptions()
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
@@ -73,7 +73,9 @@ def run_forward(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPla
     return outputs
 
 
-def run_backward(inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan) -> tuple[Array | None, ...]:
+def run_backward(
+    inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan | ResidentPlan
+) -> tuple[Array | None, ...]:
     """(dx [B, C, D, H, W], dgamma [C, 1], dbeta [C, 1]), and dresidual like dx if the plan needs it.
 
     None for any other output that the plan does not need.

@@ -11,7 +11,7 @@ import numpy as np
 from nki_bn import execute
 from nki_bn.execute import ForwardInputs
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, total_bytes
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, total_bytes
 from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem, Problem
 from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
@@ -105,7 +105,7 @@ def batch_norm_bwd(
     precision: str = "high",
     lnc: int | None = None,
     target: str = "trn2",
-    plan: BackwardPlan | None = None,
+    plan: BackwardPlan | ResidentPlan | None = None,
 ) -> tuple[Array | None, ...]:
     """Gradients of batch norm. No input is written to, and none has to be contiguous.
 
@@ -147,7 +147,7 @@ def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> Bat
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
-    _check_plan(plan, ForwardPlan, problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    _check_plan(plan, (ForwardPlan,), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
     if problem.count:
         y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:
@@ -158,12 +158,12 @@ def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> Bat
     return BatchNormForward._make((y, *statistics, mask))
 
 
-def run_backward(request: BackwardRequest, plan: BackwardPlan | None = None) -> tuple[Array | None, ...]:
+def run_backward(request: BackwardRequest, plan: BackwardPlan | ResidentPlan | None = None) -> tuple[Array | None, ...]:
     """The outputs of a checked backward, in the caller's shapes; the fourth only if it is needed."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
-    asked |= {"folded": problem.dtype != "float32"}
-    _check_plan(plan, BackwardPlan, problem, asked | {f"need_{name}": name in problem.need for name in GRADIENTS})
+    asked |= {"folded": problem.dtype != "float32"} | {f"need_{name}": name in problem.need for name in GRADIENTS}
+    _check_plan(plan, (BackwardPlan, ResidentPlan), problem, asked)
     outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
     if problem.need and problem.count:
         outputs = execute.run_backward(inputs, problem, plan or plan_backward(problem))
@@ -183,12 +183,13 @@ def _empty_forward(inputs: ForwardInputs, problem: ForwardProblem) -> tuple[Any,
     return np.zeros_like(inputs.x), mean, var, *running, mask
 
 
-def _check_plan(plan: Any, kind: type, problem: Problem, asked: dict[str, Any]) -> None:
+def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dict[str, Any]) -> None:
     """Refuse a ``plan`` (None passes) that is not made for the ``problem``, or does not do what is ``asked``."""
     if plan is None:
         return
-    if not isinstance(plan, kind):
-        raise TypeError(f"plan must be a {kind.__name__} or None, got {type(plan).__name__}")
+    if not isinstance(plan, kinds):
+        names = ", a ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"plan must be a {names} or None, got {type(plan).__name__}")
     shape = problem.batch, problem.channels, problem.spatial
     made_for = {"shape": shape, "dtype": problem.dtype, "cores": problem.lnc}
     for field, value in (made_for | asked).items():
@@ -199,8 +200,8 @@ def _check_plan(plan: Any, kind: type, problem: Problem, asked: dict[str, Any]) 
 
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
-    for field in ("bands", "f_tile", "interleave"):
-        # A strategy without tiles or slots has no such sizes.
+    for field in ("bands", "f_tile", "interleave", "group_channels", "batch_bands", "space_bands", "chunk", "slots"):
+        # Each strategy has some of them.
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"plan has {field}={size!r}; accepted: integers from 1 up")

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_planner import best_resident
 
 
-def plan(problem: Problem) -> ForwardPlan | BackwardPlan:
+def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
     """The plan of a forward or a backward pass.
 
     Raises:
@@ -38,8 +39,14 @@ def plan_forward(problem: ForwardProblem) -> ForwardPlan:
     return chosen
 
 
-def plan_backward(problem: BackwardProblem) -> BackwardPlan:
-    """The plan of a backward pass: strategy ``staged``, the widest tiles that fit into SBUF of the target."""
+def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
+    """The plan of a backward pass: the best layout of ``resident`` if one fits, else ``staged``."""
+    best = best_resident(problem) if problem.count else None
+    return plan_staged(problem) if best is None else best.plan
+
+
+def plan_staged(problem: BackwardProblem) -> BackwardPlan:
+    """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF of the target."""
     chosen: BackwardPlan = staged_plan(
         _extents(problem),
         problem.dtype,

@@ -8,7 +8,7 @@ from typing import Any
 import nki_bn
 from nki_bn import BatchNormForward, execute, verify
 from nki_bn.comparison import Comparison
-from nki_bn.planner import plan_backward, plan_forward
+from nki_bn.planner import plan_backward, plan_forward, plan_staged
 from nki_bn.problem import Array, BackwardCase, ForwardCase
 from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.simulator import RunOptions
@@ -22,12 +22,14 @@ def outputs_of(case: BackwardCase, numerics: str = "trn2", accumulate: str = "pa
 
 
 def assert_agrees(case: BackwardCase, numerics: str = "trn2", accumulate: str = "pairwise", **call: Any) -> list[Array]:
-    """Assert that the outputs agree with the reference, and return them."""
-    outputs = outputs_of(case, numerics, accumulate, **call)
+    """Assert that the outputs of the planner's choice and of ``staged`` agree with the reference; return the former."""
     problem = prepare_backward(case, **call).problem
     options = RunOptions(numerics=numerics, accumulate=accumulate)
-    arithmetic = verify.arithmetic_of(problem, plan_backward(problem), options)
-    _assert_ok(verify.judge_backward(case, outputs, arithmetic))
+    plans = (plan_staged(problem), plan_backward(problem)) if problem.count else (None,)
+    for plan in plans:
+        outputs = outputs_of(case, numerics, accumulate, **{"plan": plan} | call)
+        arithmetic = verify.arithmetic_of(problem, plan or plan_backward(problem), options)
+        _assert_ok(verify.judge_backward(case, outputs, arithmetic))
     return outputs
 
 

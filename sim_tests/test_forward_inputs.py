@@ -114,7 +114,7 @@ REFUSED = [
     ({"target": "trn9"}, ValueError, "target 'trn9' is unknown; accepted: trn1"),
     ({"target": 2}, TypeError, "target must be a string, got int"),
     ({"plan": "two_read"}, TypeError, "plan must be a ForwardPlan or None, got str"),
-    ({"plan": plan_backward(BackwardProblem(SHAPE, "float32"))}, TypeError, "a ForwardPlan or None, got BackwardPlan"),
+    ({"plan": plan_backward(BackwardProblem(SHAPE, "float32"))}, TypeError, "a ForwardPlan or None, got ResidentPlan"),
 ]
 
 

@@ -12,7 +12,7 @@ from nki_bn import execute, ops, requests, verify
 from nki_bn.bench.strategies import Plan, extents, sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
 from nki_bn.problem import Problem
 
@@ -78,7 +78,7 @@ def check(problem: Problem, plan: Plan) -> None:
     arithmetic = verify.arithmetic_of(problem, plan, verify.DEFAULT_OPTIONS)
     draw, lnc, target = Draw(problem.shape, problem.dtype, _MEAN), problem.lnc, problem.target
     with execute.simulation(verify.DEFAULT_OPTIONS):
-        if isinstance(plan, BackwardPlan):
+        if isinstance(plan, BackwardPlan | ResidentPlan):
             backward = draw.case(problem.relu, problem.training)
             gradients = ops.run_backward(requests.prepare_backward(backward, lnc=lnc, target=target), plan)
             rows = verify.judge_backward(backward, gradients, arithmetic)
@@ -92,16 +92,31 @@ def check(problem: Problem, plan: Plan) -> None:
 
 def code_path(problem: Problem, plan: Plan) -> Hashable:
     """What decides which code of the kernels runs; equal for layers that differ in sizes alone."""
+    switches = tuple(value for field in fields(plan) if isinstance(value := getattr(plan, field.name), str | bool))
+    buffers = tuple(buffer.name for buffer in plan.buffers)
+    sizes = _resident_sizes(problem, plan) if isinstance(plan, ResidentPlan) else _tile_sizes(problem, plan)
+    return problem.dtype, problem.lnc, switches, buffers, *sizes
+
+
+def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...]:
+    partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
+    return (
+        plan.batch_bands > 1,
+        plan.space_bands > 1,
+        partials > 1,  # a group is several chunks
+        plan.slots > partials,  # the next group is loaded before this one is done
+        ceil(problem.channels / problem.lnc) > plan.group_channels,
+        plan.lane_bands * plan.group_channels == load_target(problem.target).partitions,
+    )
+
+
+def _tile_sizes(problem: Problem, plan: BackwardPlan | ForwardPlan) -> tuple[Hashable, ...]:
     geometry = geometry_of(extents(problem), problem.lnc)
     width = width_of(geometry, plan.f_tile, CHUNK_COLUMNS)
     target = load_target(problem.target)
     lanes = target.partitions
     return (
-        problem.dtype,
-        problem.lnc,
-        tuple(value for field in fields(plan) if isinstance(value := getattr(plan, field.name), str | bool)),
         plan.bands,
-        tuple(buffer.name for buffer in plan.buffers),
         width.tiles > plan.interleave,  # tiles leave SBUF between the phases
         plan.f_tile > CHUNK_COLUMNS,  # a tile is several chunks
         plan.f_tile > target.bn_stats_columns,
@@ -144,13 +159,13 @@ def _budgets(most: int) -> Iterator[int]:
 
 
 def _smaller_shapes(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Shapes of the same rank, none larger in any size, with the same kind of channel tiles."""
+    """Shapes of the same rank, none larger in any size, with the same kind of channel tiles or a few groups."""
     lanes = load_target(problem.target).partitions
     tiles = ceil(problem.channels / lanes)
-    channels = problem.channels - lanes * (tiles - _few(tiles))
+    few = {problem.channels - lanes * (tiles - most) for most in (_few(tiles), min(tiles, 4))}
     batches = [batch for batch in _BATCHES if batch < problem.batch] + [problem.batch]
     space = problem.shape[2:]
-    for batch, positions in product(batches, _POSITIONS):
+    for batch, positions, channels in product(batches, _POSITIONS, sorted(few)):
         size = round(positions ** (1 / max(1, len(space))))
         spatial = tuple(min(size, whole) for whole in space)
         if batch * prod(spatial) >= min(problem.count, _LEAST_VALUES):

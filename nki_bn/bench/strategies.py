@@ -9,11 +9,12 @@ from typing import TypeAlias
 from nki_bn import planner
 from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_planner import best_resident
 
-Plan: TypeAlias = BackwardPlan | ForwardPlan
+Plan: TypeAlias = BackwardPlan | ResidentPlan | ForwardPlan
 
 PLANNED = "planned"
 BASELINES = ("staged", "two_read")
@@ -21,7 +22,7 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged" if op == "bwd" else "two_read", PLANNED)
+    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", PLANNED)
 
 
 def problem_of(case: Case) -> Problem:
@@ -70,6 +71,13 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
     return made
 
 
+def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
+    assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
+    best = best_resident(problem, sbuf_bytes)
+    assert best is not None, f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition"
+    return best.plan
+
+
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     need, relu = (True, problem.relu == "mask"), problem.relu != "none"
     made: ForwardPlan = two_read_plan(
@@ -83,4 +91,4 @@ def extents(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.channels, problem.spatial
 
 
-_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "two_read": _two_read}
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}
