@@ -18,7 +18,7 @@ import nki_bn
 from nki_bn import BackwardProblem, ForwardProblem
 from nki_bn.cases import Draw
 from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd as kernel
-from nki_bn.kernels.plan import BackwardPlan, Buffer, ForwardPlan
+from nki_bn.kernels.plan import Buffer, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import GROUP_PIECES
 from nki_bn.pair import backward_case
 from nki_bn.planner import plan_forward
@@ -201,7 +201,7 @@ def test_plans_of_both_directions() -> None:
     forward = nki_bn.plan(ForwardProblem((4, 5, 6), "bfloat16", relu="mask", residual=True))
     backward = nki_bn.plan(BackwardProblem((4, 5, 6), "bfloat16", relu="recompute", residual=True, need=("dx",)))
     assert isinstance(forward, ForwardPlan) and forward.need_mask and forward.residual
-    assert isinstance(backward, BackwardPlan) and backward.need_dx and not backward.need_dgamma
+    assert isinstance(backward, ResidentPlan) and backward.need_dx and not backward.need_dgamma
     with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got Problem"):
         nki_bn.plan(Problem((4, 5, 6), "bfloat16"))
     with pytest.raises(ValueError, match=r"problem has shape \(0, 5, 6\); accepted for a plan: sizes from 1 up"):

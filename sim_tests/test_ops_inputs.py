@@ -16,7 +16,7 @@ from nki_bn import execute
 from nki_bn.cases import Draw
 from nki_bn.execute import BackwardInputs
 from nki_bn.kernels.plan import BackwardPlan, Buffer
-from nki_bn.planner import plan_backward
+from nki_bn.planner import plan_backward, plan_staged
 from nki_bn.problem import LNC_VARIABLE, BackwardProblem
 
 SHAPE = (2, 3, 4)
@@ -169,7 +169,7 @@ def test_a_plan_for_other_work_is_refused(made_for: dict[str, Any], field: str) 
     ],
 )
 def test_a_plan_that_cannot_be_right_is_refused(changes: dict[str, Any], message: str) -> None:
-    plan = replace(plan_backward(BackwardProblem(SHAPE, "float32")), **changes)
+    plan = replace(plan_staged(BackwardProblem(SHAPE, "float32")), **changes)
     with pytest.raises(ValueError, match=message):
         nki_bn.batch_norm_bwd(**arguments(plan=plan))
 
