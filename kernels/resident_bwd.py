@@ -94,7 +94,7 @@ def resident_gradients(
     The engines run in program order, so what an engine does for one chunk is issued between what it does for others:
     the term of a chunk before the combination of the previous one, sums after the combination.
     """
-    extent = extent_of_core(flat, plan.split)
+    extent = extent_of_core(flat, plan.split, nl.program_id(0), nl.num_programs(0))
     steps = steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
     work = allocate_work(tensors, extent, plan, eps)
     done = Progress()

@@ -60,11 +60,9 @@ class Step(nl.NKIObject):
     last: bool
 
 
-def extent_of_core(shape: tuple[int, int, int], split: str) -> Extent:
-    """The :class:`Extent` of this core."""
+def extent_of_core(shape: tuple[int, int, int], split: str, core: int, cores: int) -> Extent:
+    """The :class:`Extent` of one core; core 0 has the largest."""
     batch, channels, spatial = shape
-    core = nl.program_id(0)
-    cores = nl.num_programs(0)
     if split == "channel":
         first, last = share_of(channels, core, cores)
         return Extent(first, last - first, 0, batch, 0, spatial)
@@ -191,16 +189,40 @@ class ResidentLayout(nl.NKIObject):
     slots: int
 
 
-def largest_extent(shape: tuple[int, int, int], split: str, cores: int) -> Extent:
-    """What core 0 owns, which has the larger share."""
-    batch, channels, spatial = shape
-    if split == "channel":
-        channels = ceil_div(channels, cores)
-    if split == "batch":
-        batch = ceil_div(batch, cores)
-    if split == "spatial":
-        spatial = ceil_div(spatial, cores)
-    return Extent(0, channels, 0, batch, 0, spatial)
+@dataclass(frozen=True)
+class GroupSize(nl.NKIObject):
+    """What a group takes on either core, at most: partitions, columns per slot, chunks.
+
+    ``ragged``: some chunks take fewer partitions.
+    """
+
+    lanes: int
+    columns: int
+    chunks: int
+    ragged: bool
+
+
+def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) -> GroupSize:
+    """The :class:`GroupSize` of a layout."""
+    channels = min(layout.group_channels, extent_of_core(shape, layout.split, 0, cores).channels)
+    lanes = 0
+    fewest = nl.tile_size.pmax
+    columns = 0
+    chunks = 0
+    for core in range(cores):
+        extent = extent_of_core(shape, layout.split, core, cores)
+        group = Extent(0, channels, 0, extent.batches, 0, extent.length)
+        units = units_of(group, layout.batch_bands, layout.space_bands)
+        count = 0
+        for i in range(len(units)):
+            lanes = max(lanes, units[i].lanes())
+            fewest = min(fewest, units[i].lanes())
+            tiles = tiles_of_unit(units[i], layout.chunk)
+            count += len(tiles)
+            for j in range(len(tiles)):
+                columns = max(columns, tiles[j].width())
+        chunks = max(chunks, count)
+    return GroupSize(lanes, columns, chunks, fewest < lanes)
 
 
 def resident_plan(
@@ -214,27 +236,12 @@ def resident_plan(
     need: tuple[bool, ...] = (True, True, True, False),
 ) -> ResidentPlan:
     """The plan of one layout; arguments as for ``staged_plan``. Whether it fits into SBUF is for the caller to see."""
-    extent = largest_extent(shape, layout.split, cores)
-    channels = min(layout.group_channels, extent.channels)
-    group = Extent(0, channels, 0, extent.batches, 0, extent.length)
-    units = units_of(group, layout.batch_bands, layout.space_bands)
-    lanes = 0
-    columns = 0
-    partials = 0
-    for i in range(len(units)):
-        lanes = max(lanes, units[i].lanes())
-        tiles = tiles_of_unit(units[i], layout.chunk)
-        partials += len(tiles)
-        for j in range(len(tiles)):
-            columns = max(columns, tiles[j].width())
-    ragged = False
-    for i in range(len(units)):
-        ragged = ragged or units[i].lanes() != lanes
+    owned = extent_of_core(shape, layout.split, 0, cores).channels
+    other = extent_of_core(shape, layout.split, cores - 1, cores).channels
+    channels = min(layout.group_channels, owned)
+    size = group_size(shape, cores, layout)
     chosen = ResidentLayout(layout.split, channels, layout.batch_bands, layout.space_bands, layout.chunk, layout.slots)
-    other = extent.channels
-    if layout.split == "channel":
-        other = shape[1] - extent.channels
-    buffers = resident_buffers(dtype, relu, residual, chosen, columns, partials, extent.channels, other)
+    buffers = resident_buffers(dtype, relu, residual, chosen, size.columns, size.chunks, owned, other)
     return ResidentPlan(
         "resident",
         shape,
@@ -244,8 +251,8 @@ def resident_plan(
         channels,
         layout.batch_bands,
         layout.space_bands,
-        lanes // channels,
-        ragged,
+        size.lanes // channels,
+        size.ragged,
         layout.chunk,
         layout.slots,
         relu,

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Cost, Timing, load_target, load_timing
 from nki_bn.kernels.plan import ResidentPlan
 from nki_bn.kernels.resident_geometry import (
     Extent,
     ResidentLayout,
-    largest_extent,
+    extent_of_core,
+    group_size,
     resident_plan,
-    tiles_of_unit,
-    units_of,
 )
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.problem import GRADIENTS, BackwardProblem
@@ -83,17 +82,19 @@ def split_of(problem: BackwardProblem) -> str:
 def layouts(problem: BackwardProblem) -> Iterator[ResidentLayout]:
     """The layouts that are tried: channels per group, bands, chunk widths, slots."""
     split = split_of(problem)
-    extent = largest_extent((problem.batch, problem.channels, problem.spatial), split, problem.lnc)
+    shape = problem.batch, problem.channels, problem.spatial
+    extent = extent_of_core(shape, split, 0, problem.lnc)
     columns = extent.channels * extent.batches * extent.length / PARTITIONS
     for channels in group_sizes(extent.channels):
         batch_bands, space_bands = bands_of(extent, PARTITIONS // channels)
         group = group_columns(extent, batch_bands, space_bands)
         for factor in CHUNK_FACTORS:
             chunk = chunk_of(extent, space_bands, group, factor * 12 * math.sqrt(columns))
-            chunks = chunks_of_group(extent, batch_bands, space_bands, chunk)
+            layout = ResidentLayout(split, channels, batch_bands, space_bands, chunk, 0)
+            chunks = group_size(shape, problem.lnc, layout).chunks
             for groups in RING_GROUPS:
                 slots = min(groups * chunks + 1, chunks * ceil_div(extent.channels, channels))
-                yield ResidentLayout(split, channels, batch_bands, space_bands, chunk, max(slots, 2))
+                yield replace(layout, slots=max(slots, 2))
 
 
 def group_sizes(channels: int) -> list[int]:
@@ -118,11 +119,6 @@ def bands_of(extent: Extent, bands: int) -> tuple[int, int]:
 def even_part(length: int, most: int) -> int:
     """The largest divisor of ``length`` that is at most ``most``."""
     return max(divisor for divisor in range(1, most + 1) if length % divisor == 0)
-
-
-def chunks_of_group(extent: Extent, batch_bands: int, space_bands: int, chunk: int) -> int:
-    """Chunks of a group, those of its leftovers included."""
-    return sum(len(tiles_of_unit(unit, chunk)) for unit in units_of(extent, batch_bands, space_bands))
 
 
 def group_columns(extent: Extent, batch_bands: int, space_bands: int) -> int:
@@ -235,7 +231,7 @@ def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
     """ns of moving one tensor of one chunk: by the DMA engines' descriptors, or by the core's share of HBM."""
     timing = load_timing(TIMED)
     lanes = plan.lane_bands * plan.group_channels
-    extent = largest_extent((problem.batch, problem.channels, problem.spatial), plan.split, problem.lnc)
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     run = min(width, max(extent.length // plan.space_bands, 1)) * problem.itemsize
     descriptors = width * problem.itemsize / run
     engine: float = ceil_div(lanes, timing.dma.engines) * (
@@ -248,6 +244,6 @@ def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
 
 def chunk_counts(problem: BackwardProblem, plan: ResidentPlan) -> tuple[int, int]:
     """(chunks per group, groups) of the larger core."""
-    extent = largest_extent((problem.batch, problem.channels, problem.spatial), plan.split, problem.lnc)
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
     return partials, ceil_div(extent.channels, plan.group_channels)

@@ -161,6 +161,13 @@ def test_two_cores_change_nothing_but_rounding(shape: tuple[int, ...], dtype: st
         assert np.abs(wide - np.float64(second)).max() <= unit * np.abs(wide).max()
 
 
+@pytest.mark.parametrize("shape", [(3, 1), (5, 1), (1, 1, 5), (3, 1, 7), (5, 1, 1, 3), (7, 3, 1), (2, 5, 13)])
+def test_two_cores_of_which_one_has_less(shape: tuple[int, ...]) -> None:
+    """The smaller share fills fewer bands, or takes more chunks."""
+    for relu in RELU_MODES:
+        assert_agrees(Draw(shape).case(relu), lnc=2)
+
+
 def test_repeated_calls_give_the_same_bits() -> None:
     case = Draw((3, 4, 7)).case("recompute")
     for first, second in zip(outputs_of(case), outputs_of(case), strict=True):
