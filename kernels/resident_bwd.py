@@ -265,12 +265,7 @@ def end_sums(work: ResidentWork, step: Step, at: int) -> None:
 
 def partial_at(partials: nl.NkiTensor, step: Step) -> nl.NkiTensor:
     """Where the partial of a chunk goes."""
-    return column_slice(partials, step)[0 : step.unit.lanes(), :]
-
-
-def column_slice(partials: nl.NkiTensor, step: Step) -> nl.NkiTensor:
-    """The column of a chunk."""
-    return partials[:, step.partial : step.partial + 1]
+    return partials[0 : step.unit.lanes(), step.partial : step.partial + 1]
 
 
 def sum_gradient(work: ResidentWork, step: Step, at: int, dy: nl.NkiTensor, partials: nl.NkiTensor) -> None:

@@ -24,13 +24,16 @@ def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
     raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
 
 
-def plan_forward(problem: ForwardProblem) -> ForwardPlan:
-    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF of the target."""
+def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
+    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF.
+
+    ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
+    """
     chosen: ForwardPlan = two_read_plan(
         _extents(problem),
         problem.dtype,
         problem.lnc,
-        _budget(problem),
+        _budget(problem, sbuf_bytes),
         training=problem.training,
         need=(True, problem.relu == "mask"),
         relu=problem.relu != "none",
@@ -45,14 +48,14 @@ def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
     return plan_staged(problem) if best is None else best.plan
 
 
-def plan_staged(problem: BackwardProblem) -> BackwardPlan:
-    """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF of the target."""
+def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:
+    """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF, as for the forward."""
     chosen: BackwardPlan = staged_plan(
         _extents(problem),
         problem.dtype,
         problem.relu,
         problem.lnc,
-        _budget(problem),
+        _budget(problem, sbuf_bytes),
         residual=problem.residual,
         training=problem.training,
         need=tuple(name in problem.need for name in GRADIENTS),
@@ -66,5 +69,5 @@ def _extents(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.channels, problem.spatial
 
 
-def _budget(problem: Problem) -> int:
-    return load_target(problem.target).sbuf_partition_bytes
+def _budget(problem: Problem, sbuf_bytes: int | None) -> int:
+    return load_target(problem.target).sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes

@@ -10,8 +10,7 @@ from nki_bn import planner
 from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
-from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident
 
 Plan: TypeAlias = BackwardPlan | ResidentPlan | ForwardPlan
@@ -64,11 +63,7 @@ def sized(problem: Problem, strategy: str, sbuf_bytes: int) -> Plan:
 
 def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, BackwardProblem), "staged is a strategy of the backward"
-    need = tuple(name in problem.need for name in GRADIENTS)
-    made: BackwardPlan = staged_plan(
-        extents(problem), problem.dtype, problem.relu, problem.lnc, sbuf_bytes, problem.residual, problem.training, need
-    )
-    return made
+    return planner.plan_staged(problem, sbuf_bytes)
 
 
 def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
@@ -79,11 +74,8 @@ def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
 
 
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
-    need, relu = (True, problem.relu == "mask"), problem.relu != "none"
-    made: ForwardPlan = two_read_plan(
-        extents(problem), problem.dtype, problem.lnc, sbuf_bytes, problem.training, need, relu, problem.residual
-    )
-    return made
+    assert isinstance(problem, ForwardProblem), "two_read is a strategy of the forward"
+    return planner.plan_forward(problem, sbuf_bytes)
 
 
 def extents(problem: Problem) -> tuple[int, int, int]:
