@@ -109,7 +109,7 @@ def batch_norm_bwd(
         flattened(dresidual, flat),
     )
     count = batch * depth * height * width
-    if plan.strategy == "resident":
+    if plan.strategy == "resident" or plan.strategy == "reread":
         resident_gradients(tensors, flat, plan, eps, count)
     else:
         work = allocate_work(flat, plan)

@@ -26,12 +26,16 @@ SHIFT = 15
 MINUS_HI = 16
 SCRATCH = 17  # three columns
 RATIO = 20
-MINUS_SCALE = 21
-MINUS_OFFSET = 22
-COLUMN_COUNT = 23
+ROOT_SHARE = 21
+SCALE_SHARE = 22
+RATIO_HI = 23
+RATIO_LO = 24
+COLUMN_COUNT = 25
 
 # Clearing the low 8 bits of a float32 leaves 16 significant bits.
 KEEP_16_BITS = -256
+# Clearing the low 16 bits leaves a bfloat16 number.
+KEEP_8_BITS = -65536
 
 
 def column_tile(tile: nl.NkiTensor, partitions: int, groups: int) -> nl.NkiTensor:
@@ -46,8 +50,23 @@ def column(columns: nl.NkiTensor, at: int) -> nl.NkiTensor:
 
 def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1) -> None:
     """One value per channel from HBM, repeated for every band of partitions; channels in ``groups`` equal groups."""
+    nisa.dma_copy(dst=column(columns, at), src=banded_column(source, bands, groups))
+
+
+def load_column_aside(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int) -> None:
+    """The same, triggered by Scalar, so that it does not stand in the queue of the elements (not on trn1)."""
+    nisa.dma_copy(
+        dst=column(columns, at),
+        src=banded_column(source, bands, groups),
+        dge_mode=nisa.dge_mode.hwdge,
+        engine=nisa.engine.scalar,
+    )
+
+
+def banded_column(source: nl.NkiTensor, bands: int, groups: int) -> nl.NkiTensor:
+    """One value per channel in HBM as (bands, channels of a group, groups)."""
     by_channel = source.reshape((groups, source.size // groups)).permute((1, 0))
-    nisa.dma_copy(dst=column(columns, at), src=by_channel.expand_dim(0).broadcast(0, bands))
+    return by_channel.expand_dim(0).broadcast(0, bands)
 
 
 def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
@@ -71,11 +90,19 @@ def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> No
 
 def split_mean(columns: nl.NkiTensor) -> None:
     """mean = hi + lo, with hi of 16 significant bits: x - hi is then exact whatever the precision of operands."""
-    mean = column(columns, MEAN)
-    hi = column(columns, HI)
-    nisa.tensor_scalar(dst=hi.view(nl.int32), data=mean.view(nl.int32), op0=nl.bitwise_and, operand0=KEEP_16_BITS)
-    nisa.tensor_tensor(dst=column(columns, LO), data1=mean, data2=hi, op=nl.subtract)
-    nisa.tensor_scalar(dst=column(columns, MINUS_HI), data=hi, op0=nl.multiply, operand0=-1.0)
+    cut_column(columns, HI, MEAN, KEEP_16_BITS)
+    difference_of(columns, LO, MEAN, HI)
+    nisa.tensor_scalar(dst=column(columns, MINUS_HI), data=column(columns, HI), op0=nl.multiply, operand0=-1.0)
+
+
+def cut_column(columns: nl.NkiTensor, dst: int, source: int, mask: int) -> None:
+    """Column ``dst`` = column ``source`` without the bits that are 0 in the mask."""
+    nisa.tensor_scalar(
+        dst=column(columns, dst).view(nl.int32),
+        data=column(columns, source).view(nl.int32),
+        op0=nl.bitwise_and,
+        operand0=mask,
+    )
 
 
 def scale_and_shift(columns: nl.NkiTensor, with_shift: bool) -> None:
@@ -141,10 +168,23 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
     nisa.tensor_tensor(dst=offset, data1=offset, data2=moved, op=nl.subtract)
 
 
-def negated_coefficients(columns: nl.NkiTensor, count: int) -> None:
-    """ratio, -scale and -offset, such that dx = -scale*((x - hi)*ratio - dy') - offset; ratio = rstd*dgamma/N."""
-    ratio = column(columns, RATIO)
-    nisa.tensor_tensor(dst=ratio, data1=column(columns, DGAMMA), data2=column(columns, RSTD), op=nl.multiply)
-    nisa.tensor_scalar(dst=ratio, data=ratio, op0=nl.multiply, operand0=1.0 / count)
-    nisa.tensor_scalar(dst=column(columns, MINUS_SCALE), data=column(columns, SCALE), op0=nl.multiply, operand0=-1.0)
-    nisa.tensor_scalar(dst=column(columns, MINUS_OFFSET), data=column(columns, OFFSET), op0=nl.multiply, operand0=-1.0)
+def share_columns(columns: nl.NkiTensor, count: int) -> None:
+    """-rstd/N and -scale/N: what of the coefficients of dx does not depend on the sums."""
+    for part, whole in ((ROOT_SHARE, RSTD), (SCALE_SHARE, SCALE)):
+        nisa.tensor_scalar(
+            dst=column(columns, part), data=column(columns, whole), op0=nl.multiply, operand0=-1.0 / count
+        )
+
+
+def product_of(columns: nl.NkiTensor, dst: int, left: int, right: int) -> None:
+    """Column ``dst`` = column ``left`` * column ``right``."""
+    nisa.tensor_tensor(
+        dst=column(columns, dst), data1=column(columns, left), data2=column(columns, right), op=nl.multiply
+    )
+
+
+def difference_of(columns: nl.NkiTensor, dst: int, left: int, right: int) -> None:
+    """Column ``dst`` = column ``left`` - column ``right``."""
+    nisa.tensor_tensor(
+        dst=column(columns, dst), data1=column(columns, left), data2=column(columns, right), op=nl.subtract
+    )

@@ -58,18 +58,24 @@ class BackwardPlan(nl.NKIObject):
 
 @dataclass(frozen=True)
 class ResidentPlan(nl.NKIObject):
-    """A backward launch of the strategy ``resident``.
+    """A backward launch of the strategies ``resident`` and ``reread``.
 
     Attributes:
-        strategy: "resident".
+        strategy: "resident" (a group stays in SBUF between its phases) or "reread" (it is loaded again).
         shape, dtype, cores: as in :class:`BackwardPlan`.
         split: what the two cores of LNC 2 divide: "none", "channel", "batch" or "spatial".
-        group_channels: channels that are worked on together.
+        set_channels: channels of a set, which lie on partitions together.
+        group_sets: sets of a group, which lie side by side and have their turn together.
         batch_bands, space_bands: each channel takes their product of partitions, in bands of batches and of space.
         lane_bands: bands that are in use, at most that product.
-        ragged: some chunks use fewer partitions than their group.
+        ragged: some chunks use fewer partitions than their set.
         chunk: columns per slot.
         slots: number of slots.
+        tensor_sums: Tensor adds up; else Scalar and Vector do.
+        slice: columns of the partial sums of Tensor.
+        eighths: of eight chunks, so many are combined by Tensor (with ``tensor_sums``, where the mean is folded), or
+            have their dy added up by Vector and not by Scalar (without).
+        fast: the x-term of dx is held in the output dtype.
         relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.
         buffers: the one list of what is allocated in SBUF.
         sbuf_bytes: total of that list per partition.
@@ -80,13 +86,18 @@ class ResidentPlan(nl.NKIObject):
     dtype: str
     cores: int
     split: str
-    group_channels: int
+    set_channels: int
+    group_sets: int
     batch_bands: int
     space_bands: int
     lane_bands: int
     ragged: bool
     chunk: int
     slots: int
+    tensor_sums: bool
+    slice: int
+    eighths: int
+    fast: bool
     relu: str
     residual: bool
     training: bool

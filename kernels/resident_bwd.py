@@ -1,355 +1,297 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward strategy ``resident``: every element is read once and written once.
+"""Backward strategies ``resident`` and ``reread``: one group of channels at a time.
 
-Statistics are per channel, so one group of channels at a time is taken whole: its dy and x stay in a ring of slots from
-the sums to dx, while the loads of later groups fill the slots that stores have emptied.
+Statistics are per channel, so a group of channels can be taken whole. ``resident`` keeps its dy and x in a ring of
+slots from the sums to dx: every element is read once and written once. Where a group is too large for that, ``reread``
+loads its chunks again for phase 2.
 
     phase 1, per chunk: load dy, x (mask)      dy' = dy where the ReLU let it through
                         Vector  (x - hi)*dy'
-                        Scalar and Vector  the two sums
+                        Scalar and Vector, or Tensor  the two sums
     turn, per group:    sums over bands (transposes on Tensor) and cores; the coefficients of the group
-    phase 2, per chunk: float32   Scalar x - hi, Vector (x - hi)*k - dy', Scalar or Vector times -scale, minus offset
-                        16 bits   Scalar slope*x + offset, Vector scale*dy' minus that
+    phase 2, per chunk: 16 bits   Scalar slope*x + offset, Vector scale*dy' plus that,
+                                  or Tensor dy' + ratio*x, Scalar scale times that plus offset
+                        float32   Scalar x - hi, Vector (x - hi)*ratio + dy', Scalar or Vector scale times that plus
+                                  offset
                         store dx from the slot of dy
 
-Phase 2 of a group is interleaved with phase 1 of the next one, chunk by chunk.
+Loads of later groups fill the slots that stores have emptied. The engines run in program order, so phase 2 of a group,
+and its turn, are interleaved with phase 1 of later ones, set by set: this file is that order.
 """
 
 from dataclasses import dataclass
 
-import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, input_term, needs_input_sums, needs_products, needs_sums
-from nki_bn.kernels.columns import (
-    HI,
-    MINUS_HI,
-    MINUS_OFFSET,
-    MINUS_SCALE,
-    RATIO,
-    SCALE,
-    column,
-    column_tile,
-    input_coefficients,
-    negated_coefficients,
+from nki_bn.kernels.backward_phases import BackwardTensors, needs_input_sums, needs_sums
+from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.kernels.resident_geometry import Step, extent_of_core, steps_of
+from nki_bn.kernels.resident_stages import (
+    Filled,
+    Job,
+    ResidentWork,
+    Visit,
+    allocate_work,
+    banks_of,
+    block_of,
+    combine,
+    combine_on_tensor,
+    empty_bank,
+    finish,
+    load_chunk,
+    load_columns,
+    mask_chunk,
+    multiply,
+    on_tensor,
+    partials_of,
+    prepare,
+    slice_of,
+    start_columns,
+    store_chunk,
+    store_residual,
+    sum_gradient,
+    sum_product,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation
-from nki_bn.kernels.plan import ResidentPlan, allocate
-from nki_bn.kernels.resident_geometry import (
-    Extent,
-    Step,
-    extent_of_core,
-    load_step,
-    step_part,
-    steps_of,
-    store_step,
-)
-from nki_bn.kernels.resident_turn import (
-    Block,
-    TurnTiles,
-    finish_group,
-    group_columns,
-    start_block,
-    store_block,
-)
-from nki_bn.kernels.sums import add_columns
-
-
-@dataclass(frozen=True)
-class ResidentWork(nl.NKIObject):
-    """What a core works with: the plan, the ring of slots, temporaries, and the columns of all groups."""
-
-    plan: ResidentPlan
-    dy_slots: list[nl.NkiTensor]
-    x_slots: list[nl.NkiTensor]
-    mask_slots: list[nl.NkiTensor]
-    residual_slots: list[nl.NkiTensor]
-    products: list[nl.NkiTensor]
-    terms: list[nl.NkiTensor]
-    copies: list[nl.NkiTensor]
-    partials: list[nl.NkiTensor]
-    turn: list[nl.NkiTensor]
-    blocks: list[Block]
+from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, set_columns, store_block, turn_step, turn_steps
+from nki_bn.kernels.sizing import ceil_div
 
 
 @dataclass
 class Progress(nl.NKIObject):
-    """How far each stage has come: the number of the next chunk to load, to add up, and for the stages of dx.
+    """How far each stage has come.
 
-    ``ready`` chunks have the coefficients that the stages of dx need.
+    ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to be added
+    up, those whose coefficients are ``ready``, and the next one for each of the stages of dx. ``turn`` is the turn
+    under way, of which ``turned`` steps are done and ``pace`` are due at a time; at its end ``after`` jobs are ready.
+    Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have been read.
     """
 
+    filled: list[Filled]
+    emptied: int = 0
     loaded: int = 0
-    ready: int = 0
-    termed: int = 0
-    combined: int = 0
     stored: int = 0
+    summed: int = 0
+    ready: int = 0
+    prepared: int = 0
+    combined: int = 0
+    finished: int = 0
+    turn: Turn | None = None
+    turned: int = 0
+    pace: int = 0
+    after: int = 0
 
 
 def resident_gradients(
     tensors: BackwardTensors, flat: tuple[int, int, int], plan: ResidentPlan, eps: float, count: int
 ) -> None:
-    """All gradients of this core's share; ``count`` is N.
-
-    The engines run in program order, so what an engine does for one chunk is issued between what it does for others:
-    the term of a chunk before the combination of the previous one, sums after the combination.
-    """
+    """All gradients of this core's share; ``count`` is N."""
     extent = extent_of_core(flat, plan.split, nl.program_id(0), nl.num_programs(0))
-    steps = steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
-    work = allocate_work(tensors, extent, plan, eps)
-    done = Progress()
-    for i in range(len(steps)):
-        load_ahead(tensors, work, steps, done)
-        while done.loaded <= i:
-            assert done.stored < done.ready, "a group does not fit into the ring of slots"
-            finish_chunk(tensors, work, steps, done)
-            load_ahead(tensors, work, steps, done)
-        make_terms(work, steps, done)
-        start_sums(tensors, work, steps[i], i)
-        finish_chunk(tensors, work, steps, done)
-        end_sums(work, steps[i], i)
-        if steps[i].last:
-            turn(work, steps[i], count)
-        if steps[i].last or not needs_input_sums(plan):
+    steps = steps_of(extent, plan.set_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.group_sets)
+    visits = visits_of(steps, plan)
+    work = allocate_work(extent, plan, visits, jobs_of(visits))
+    done = Progress([])
+    if len(visits) > 0:
+        load_ahead(tensors, work, done, 0)
+    load_columns(tensors, work)
+    if plan.relu == "recompute":
+        start_columns(work, eps, count)
+    for i in range(len(work.jobs)):
+        begin_job(tensors, work, done, i)
+        if i == 0 and plan.relu != "recompute":
+            # The first product needs no more than the means.
+            start_columns(work, eps, count)
+        finish_job(tensors, work, done)
+        end_sums(tensors, work, done, i - 1)
+        if not work.jobs[i].sums:
             done.ready = i + 1
-    while plan.need_dx and done.stored < len(steps):
-        make_terms(work, steps, done)
-        finish_chunk(tensors, work, steps, done)
+    end_sums(tensors, work, done, len(work.jobs) - 1)
+    end_turn(work, done)
+    while done.finished < len(work.jobs):
+        finish_job(tensors, work, done)
     if needs_sums(plan):
         for i in range(len(work.blocks)):
             store_block(tensors, plan, work.blocks[i])
 
 
-def load_ahead(tensors: BackwardTensors, work: ResidentWork, steps: list[Step], done: Progress) -> None:
-    """Load chunks into fresh slots, or slots emptied at least one store earlier (or now, if nothing else is left)."""
+def visits_of(steps: list[Step], plan: ResidentPlan) -> list[Visit]:
+    """The visits in order: once for everything, or a group for its sums and then again for dx."""
+    visits: list[Visit] = []
+    first = 0
+    for i in range(len(steps)):
+        again = plan.strategy == "reread" and needs_input_sums(plan)
+        visits.append(Visit(steps[i], True, plan.need_dx and not again))
+        if again and steps[i].last:
+            for j in range(first, i + 1):
+                visits.append(Visit(steps[j], False, True))
+            first = i + 1
+    return visits
+
+
+def jobs_of(visits: list[Visit]) -> list[Job]:
+    """One job per set of every visit."""
+    jobs: list[Job] = []
+    for i in range(len(visits)):
+        visit = visits[i]
+        for j in range(visit.step.sets):
+            last = j == visit.step.sets - 1
+            jobs.append(Job(i, visit.step, j, visit.sums, visit.gradient, last))
+    return jobs
+
+
+def load_ahead(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
+    """Load visits into fresh slots, or slots emptied at least one store earlier; visit ``at`` at any rate."""
+    load_into_free(tensors, work, done, 1)
+    while done.loaded <= at:
+        if done.finished == done.ready and work.jobs[done.summed].visit < at:
+            end_sums(tensors, work, done, done.summed)
+        if done.finished == done.ready:
+            assert done.turn != None, "a group does not fit into the ring of slots"
+            end_turn(work, done)
+        finish_job(tensors, work, done)
+        load_into_free(tensors, work, done, 0)
+
+
+def load_into_free(tensors: BackwardTensors, work: ResidentWork, done: Progress, behind: int) -> None:
+    """Load while a slot is free that was emptied ``behind`` stores ago."""
     slots = work.plan.slots
-    while done.loaded < len(steps) and (done.loaded < slots or done.loaded - slots < done.stored - 1):
-        load_chunk(tensors, work, steps[done.loaded], done.loaded)
+    while done.loaded < len(work.visits) and (done.loaded < slots or done.loaded - slots < done.stored - behind):
+        load_chunk(tensors, work, work.visits[done.loaded].step, done.loaded)
         done.loaded += 1
 
 
-def make_terms(work: ResidentWork, steps: list[Step], done: Progress) -> None:
-    """The x-terms of dx, one chunk ahead of the combination."""
-    if not needs_input_sums(work.plan):
-        return
-    while done.termed < done.ready and done.termed <= done.combined + 1:
-        x_term(work, steps[done.termed], done.termed)
-        done.termed += 1
+def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
+    """The loads that are due, the mask, the product of dy' and x - hi, and the sum of dy'."""
+    job = work.jobs[at]
+    if job.number == 0:
+        load_ahead(tensors, work, done, job.visit)
+        mask_chunk(work, job)
+        if job.sums:
+            store_residual(tensors, work, job)
+    if not job.sums:
+        end_sums(tensors, work, done, at - 1)
+        end_turn(work, done)
+    prepare_ahead(work, done)
+    if job.sums:
+        if work.plan.tensor_sums:
+            sum_gradient(work, at)
+        multiply(work, at)
+        take_turn_steps(work, done)
 
 
-def finish_chunk(tensors: BackwardTensors, work: ResidentWork, steps: list[Step], done: Progress) -> None:
-    """Combine the next chunk, if it is ready, and store the one behind it (or itself, where one step does it all)."""
-    plan = work.plan
-    if not plan.need_dx:
-        done.stored = done.ready
+def end_sums(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
+    """The sums of job ``at``, one job late, so that nothing waits for its product; at the end of a group its turn."""
+    if at < done.summed or at >= len(work.jobs):
         return
-    behind = 1
-    if plan.folded or not plan.training:
-        behind = 0
+    done.summed = at + 1
+    job = work.jobs[at]
+    if not job.sums:
+        return
+    if not job.gradient or not needs_input_sums(work.plan):
+        done.ready = max(done.ready, at + 1)
+    if needs_sums(work.plan):
+        if not work.plan.tensor_sums:
+            sum_gradient(work, at)
+        sum_product(work, at)
+        if job.last and job.step.last:
+            start_turn(tensors, work, done, at)
+
+
+def prepare_ahead(work: ResidentWork, done: Progress) -> None:
+    """What Scalar does for the combination of dx, one job ahead."""
+    while done.prepared < done.ready and done.prepared <= done.combined + 1:
+        prepare(work, done.prepared)
+        done.prepared += 1
+
+
+def finish_job(tensors: BackwardTensors, work: ResidentWork, done: Progress) -> None:
+    """Combine the next job, if it is ready, and end the one behind it (or itself, where one stage does it all)."""
+    behind = stages_behind(work.plan)
     if done.combined < done.ready:
-        make_terms(work, steps, done)
-        combine(work, steps[done.combined], done.combined)
+        prepare_ahead(work, done)
+        if work.jobs[done.combined].gradient:
+            combine_job(work, done, done.combined)
+            take_turn_steps(work, done)
         done.combined += 1
-        if done.combined - behind <= done.stored:
+        if done.combined - behind <= done.finished:
             return
-    if done.stored < done.combined:
-        store_chunk(tensors, work, steps[done.stored], done.stored)
-        done.stored += 1
+    if done.finished < done.combined:
+        end_job(tensors, work, done, done.finished)
+        done.finished += 1
 
 
-def allocate_work(tensors: BackwardTensors, extent: Extent, plan: ResidentPlan, eps: float) -> ResidentWork:
-    """The tiles of the plan's list, and the columns of all groups."""
-    lanes = nl.tile_size.pmax
-    blocks: list[Block] = []
-    whole = extent.channels // plan.group_channels
-    if whole > 0:
-        add_block(blocks, extent, plan, 0, whole, plan.group_channels)
-    if extent.channels % plan.group_channels > 0:
-        add_block(blocks, extent, plan, whole, 1, extent.channels % plan.group_channels)
-    for i in range(len(blocks)):
-        start_block(tensors, plan, blocks[i], eps)
-    return ResidentWork(
-        plan,
-        allocate(plan.buffers, "dy", lanes),
-        allocate(plan.buffers, "x", lanes),
-        allocate(plan.buffers, "mask", lanes),
-        allocate(plan.buffers, "residual", lanes),
-        allocate(plan.buffers, "products", lanes),
-        allocate(plan.buffers, "terms", lanes),
-        allocate(plan.buffers, "copies", lanes),
-        allocate(plan.buffers, "partials", lanes),
-        allocate(plan.buffers, "turn", 2),
-        blocks,
-    )
-
-
-def add_block(blocks: list[Block], extent: Extent, plan: ResidentPlan, first: int, groups: int, channels: int) -> None:
-    """Append the block of ``groups`` groups from number ``first`` on."""
-    lanes = plan.lane_bands * channels
-    prefix = ""
-    if len(blocks) > 0:
-        prefix = "last "
-    tile = allocate(plan.buffers, prefix + "columns", nl.tile_size.pmax)[0]
-    flag = allocate(plan.buffers, prefix + "flag", nl.tile_size.pmax)[0][0:lanes, 0:groups]
-    channel = extent.channel + first * plan.group_channels
-    blocks.append(Block(first, groups, channel, channels, lanes, column_tile(tile, lanes, groups), flag))
-
-
-def block_of(work: ResidentWork, group: int) -> Block:
-    """The block of a group."""
-    if group < work.blocks[0].first + work.blocks[0].groups:
-        return work.blocks[0]
-    return work.blocks[1]
-
-
-def columns_of(work: ResidentWork, step: Step) -> nl.NkiTensor:
-    """The columns of a chunk's group, on the chunk's lanes."""
-    return group_columns(block_of(work, step.group), step.group)[0 : step.unit.lanes(), :, :]
-
-
-def partials_of(work: ResidentWork, group: int) -> list[nl.NkiTensor]:
-    """The two partial tiles of a group, by turns of two groups."""
-    at = group % 2 * 2
-    return work.partials[at : at + 2]
-
-
-def load_chunk(tensors: BackwardTensors, work: ResidentWork, step: Step, at: int) -> None:
-    """Load dy, and x, mask and residual where they are used."""
-    plan = work.plan
-    load_step(step_part(work.dy_slots, at, step), tensors.dy, step)
-    if needs_products(plan) or plan.relu == "recompute":
-        load_step(step_part(work.x_slots, at, step), tensors.x, step)
-    if plan.relu == "mask":
-        load_step(step_part(work.mask_slots, at, step), tensors.mask, step)
-    if plan.residual:
-        load_step(step_part(work.residual_slots, at, step), tensors.residual, step)
-
-
-def start_sums(tensors: BackwardTensors, work: ResidentWork, step: Step, at: int) -> None:
-    """Mask dy of a chunk and form the product whose sum is needed."""
-    plan = work.plan
-    if plan.relu != "none":
-        mask_chunk(work, step, at)
-    dy = step_part(work.dy_slots, at, step)
-    if plan.need_dresidual:
-        store_step(tensors.dresidual, dy, step)
-    if needs_products(plan):
-        x = step_part(work.x_slots, at, step)
-        hi = column(columns_of(work, step), HI)
-        product = step_part(work.products, at, step)
-        nisa.scalar_tensor_tensor(dst=product, data=x, op0=nl.subtract, operand0=hi, op1=nl.multiply, operand1=dy)
-
-
-def end_sums(work: ResidentWork, step: Step, at: int) -> None:
-    """The partial sums of dy' and of the product over a chunk."""
-    plan = work.plan
-    if not needs_sums(plan):
-        return
-    partials = partials_of(work, step.group)
-    if step.partial == 0 and plan.ragged:
-        # Units of fewer lanes than the group leave the partials of the others alone: these count as 0.
-        nisa.memset(dst=partials[0], value=0.0)
-        nisa.memset(dst=partials[1], value=0.0)
-    sum_gradient(work, step, at, step_part(work.dy_slots, at, step), partials[0])
-    if needs_products(plan):
-        product = step_part(work.products, at, step)
-        nisa.activation(
-            dst=product,
-            op=nl.copy,
-            data=product,
-            reduce_op=nl.add,
-            reduce_res=partial_at(partials[1], step),
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
-
-
-def partial_at(partials: nl.NkiTensor, step: Step) -> nl.NkiTensor:
-    """Where the partial of a chunk goes."""
-    return partials[0 : step.unit.lanes(), step.partial : step.partial + 1]
-
-
-def sum_gradient(work: ResidentWork, step: Step, at: int, dy: nl.NkiTensor, partials: nl.NkiTensor) -> None:
-    """The partial sum of dy', by Scalar and Vector in turns."""
-    if at % 2 == 0:
-        add_columns(partial_at(partials, step), dy)
-        return
-    copy = step_part(work.copies, at, step)
-    nisa.activation(
-        dst=copy,
-        op=nl.copy,
-        data=dy,
-        reduce_op=nl.add,
-        reduce_res=partial_at(partials, step),
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )
-
-
-def mask_chunk(work: ResidentWork, step: Step, at: int) -> None:
-    """dy' = dy where the ReLU let the value through, else 0."""
-    dy = step_part(work.dy_slots, at, step)
-    mask = step_part(work.mask_slots, at, step)
-    if work.plan.relu == "recompute":
-        residual = None
-        if work.plan.residual:
-            residual = step_part(work.residual_slots, at, step)
-        value = step_part(work.products, at, step)
-        pre_activation(value, step_part(work.x_slots, at, step), residual, columns_of(work, step))
-        passed(mask, value)
-    nisa.select_reduce(dst=dy, predicate=mask, on_true=dy, on_false=0.0)
-
-
-def turn(work: ResidentWork, step: Step, count: int) -> None:
-    """After the last chunk of a group: its sums, and the coefficients of its phase 2."""
-    plan = work.plan
-    if not needs_sums(plan):
-        return
-    block = block_of(work, step.group)
-    tiles = TurnTiles(work.turn[0], work.turn[1], work.turn[2])
-    finish_group(plan, block, step.group, partials_of(work, step.group), step.partial + 1, tiles)
-    if needs_input_sums(plan):
-        columns = group_columns(block, step.group)
-        input_coefficients(columns, count, plan.folded)
-        if not plan.folded:
-            negated_coefficients(columns, count)
-
-
-def x_term(work: ResidentWork, step: Step, at: int) -> None:
-    """slope*x + offset of a chunk, or x - hi where the mean is not folded."""
-    x = step_part(work.x_slots, at, step)
-    term = step_part(work.terms, at, step)
-    columns = columns_of(work, step)
-    if work.plan.folded:
-        input_term(term, x, columns, True)
+def combine_job(work: ResidentWork, done: Progress, at: int) -> None:
+    """dx, or what its last stage makes dx of."""
+    if on_tensor(work, at):
+        ring = len(work.tensor.combinations)
+        while done.emptied < len(done.filled) and len(done.filled) - done.emptied + banks_of(work, at) > ring:
+            empty_bank(done.filled[done.emptied])
+            done.emptied += 1
+        combine_on_tensor(work, done.filled, at)
     else:
-        nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
+        combine(work, at)
 
 
-def combine(work: ResidentWork, step: Step, at: int) -> None:
-    """dx of a chunk in the slot of dy; where the mean is not folded, (x - hi)*ratio - dy' in the term's tile."""
-    dx = step_part(work.dy_slots, at, step)
-    columns = columns_of(work, step)
-    if not work.plan.training:
-        nisa.activation(dst=dx, op=nl.copy, data=dx, scale=column(columns, SCALE))
-        return
-    term = step_part(work.terms, at, step)
-    if work.plan.folded:
-        scale = column(columns, SCALE)
-        nisa.scalar_tensor_tensor(dst=dx, data=dx, op0=nl.multiply, operand0=scale, op1=nl.subtract, operand1=term)
-    else:
-        ratio = column(columns, RATIO)
-        nisa.scalar_tensor_tensor(dst=term, data=term, op0=nl.multiply, operand0=ratio, op1=nl.subtract, operand1=dx)
+def end_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
+    """The last stage of dx, and the store after the last set of a chunk."""
+    job = work.jobs[at]
+    while done.emptied < len(done.filled) and done.filled[done.emptied].job <= at:
+        empty_bank(done.filled[done.emptied])
+        done.emptied += 1
+    if job.gradient and not on_tensor(work, at):
+        finish(work, at)
+    if job.last:
+        if job.gradient:
+            store_chunk(tensors, work, job)
+        done.stored = job.visit + 1
 
 
-def store_chunk(tensors: BackwardTensors, work: ResidentWork, step: Step, at: int) -> None:
-    """Store dx of a chunk; where the mean is not folded it is -scale*term - offset, by Scalar and Vector in turns."""
-    dx = step_part(work.dy_slots, at, step)
-    if work.plan.training and not work.plan.folded:
-        term = step_part(work.terms, at, step)
-        columns = columns_of(work, step)
-        scale = column(columns, MINUS_SCALE)
-        offset = column(columns, MINUS_OFFSET)
-        if at % 2 == 0:
-            nisa.activation(dst=dx, op=nl.copy, data=term, scale=scale, bias=offset)
-        else:
-            nisa.tensor_scalar(dst=dx, data=term, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=offset)
-    store_step(tensors.dx, dx, step)
+def stages_behind(plan: ResidentPlan) -> int:
+    """How many jobs the last stage of dx is behind the combination."""
+    if not needs_input_sums(plan):
+        return 0
+    if plan.folded and not combines_by_tensor(plan):
+        return 0
+    return 1
+
+
+def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
+    """Begin the turn of the group whose last sums are those of job ``at``; what the one before left comes first."""
+    end_turn(work, done)
+    step = work.jobs[at].step
+    block = block_of(work, step.group_first)
+    partials = None
+    if not work.plan.tensor_sums:
+        chunks = step.partial + 1
+        if step.group == 0:
+            chunks = work.partials[0].shape[1] // (2 * work.plan.group_sets)
+        partials = partials_of(work, step, block.lanes)[:, :, 0 : step.group_sets, 0:chunks]
+    columns = set_columns(block, step.group_first, step.group_sets)
+    done.turn = Turn(block, step.group, step.group_sets, columns, partials, slice_of(work, step))
+    done.turned = 0
+    done.after = at + 1
+    later = 0
+    while at + later + 1 < len(work.jobs) and work.jobs[at + later + 1].step.group == step.group + 1:
+        later += 1
+    done.pace = ceil_div(turn_steps(work.plan), max(2 * later, 1))
+
+
+def take_turn_steps(work: ResidentWork, done: Progress) -> None:
+    """The steps of the turn that are due."""
+    for _ in range(done.pace):
+        take_turn_step(work, done)
+
+
+def take_turn_step(work: ResidentWork, done: Progress) -> None:
+    """The next step of the turn under way, if there is one."""
+    if done.turn != None:
+        turn_step(work.plan, done.turn, work.turn, work.tensor, done.turned)
+        done.turned += 1
+        if done.turned == turn_steps(work.plan):
+            done.turn = None
+            done.ready = done.after
+
+
+def end_turn(work: ResidentWork, done: Progress) -> None:
+    """All that is left of the turn under way."""
+    while done.turn != None:
+        take_turn_step(work, done)

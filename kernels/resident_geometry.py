@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ``resident`` strategy lays data out: channel groups, each channel spread over bands of partitions.
+"""How the ``resident`` strategies lay data out: sets of channels, each channel spread over bands of partitions.
 
 Partition = band*channels + channel, where a band takes some of the batches or a piece of every image. What does not
-divide runs as smaller units of the same group, on its first partitions.
+divide runs as smaller units of the same set, on its first partitions. Sets that lie side by side form a group.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import COLUMN_COUNT
-from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
 from nki_bn.kernels.sizing import ceil_div, share_of
 from nki_bn.kernels.tiling import Tile
+
+# A first chunk from this width on is cut in two: what is narrower costs more in instructions than it gains.
+GENTLE_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,26 @@ class Unit(nl.NKIObject):
 
 @dataclass(frozen=True)
 class Step(nl.NKIObject):
-    """One chunk: a tile of a unit of group number ``group``; ``last`` of its group or not."""
+    """One chunk: the same tile of the same unit of ``sets`` sets, side by side; ``unit`` is that of the first set.
+
+    Group number ``group`` has ``group_sets`` sets from ``group_first`` on, where sets are counted over the core.
+    ``partial`` counts the chunks of a set, ``widest`` is the width of the first one; ``last`` of its group or not.
+    """
 
     group: int
+    group_first: int
+    group_sets: int
+    first_set: int
+    sets: int
     unit: Unit
     tile: Tile
     partial: int
+    widest: int
     last: bool
+
+    def columns(self) -> int:
+        """Columns of all sets."""
+        return self.sets * self.tile.width()
 
 
 def extent_of_core(shape: tuple[int, int, int], split: str, core: int, cores: int) -> Extent:
@@ -127,26 +141,101 @@ def tiles_of_unit(unit: Unit, columns: int) -> list[Tile]:
     return tiles
 
 
-def steps_of(extent: Extent, group_channels: int, batch_bands: int, space_bands: int, columns: int) -> list[Step]:
-    """All chunks of a core in the order of work, group after group."""
+def steps_of(
+    extent: Extent, set_channels: int, batch_bands: int, space_bands: int, columns: int, group_sets: int = 1
+) -> list[Step]:
+    """All chunks of a core, of at most ``columns`` columns, in the order of work: group after group.
+
+    The sets of a group come one after the other, or several in a chunk where they are that small.
+    """
     steps: list[Step] = []
-    for group in range(ceil_div(extent.channels, group_channels)):
-        channel = extent.channel + group * group_channels
-        channels = min(group_channels, extent.channel + extent.channels - channel)
-        part = Extent(channel, channels, extent.batch, extent.batches, extent.start, extent.length)
-        units = units_of(part, batch_bands, space_bands)
-        partial = 0
-        for i in range(len(units)):
-            tiles = tiles_of_unit(units[i], columns)
-            for j in range(len(tiles)):
-                last = i == len(units) - 1 and j == len(tiles) - 1
-                steps.append(Step(group, units[i], tiles[j], partial, last))
-                partial += 1
+    widths = (batch_bands, space_bands, columns)
+    whole = extent.channels // set_channels
+    groups = ceil_div(whole, group_sets)
+    for group in range(groups):
+        sets = min(group_sets, whole - group * group_sets)
+        add_group(steps, set_of(extent, group * group_sets, set_channels), group, group * group_sets, sets, widths)
+    if extent.channels % set_channels > 0:
+        add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, widths)
     return steps
 
 
+def set_of(extent: Extent, number: int, set_channels: int) -> Extent:
+    """What set ``number`` of an extent takes; the last one has fewer channels if they do not divide."""
+    start = number * set_channels
+    channels = min(set_channels, extent.channels - start)
+    return Extent(extent.channel + start, channels, extent.batch, extent.batches, extent.start, extent.length)
+
+
+def add_group(
+    steps: list[Step], first: Extent, group: int, first_set: int, sets: int, widths: tuple[int, int, int]
+) -> None:
+    """Append the chunks of the group of ``sets`` sets, the ``first`` of which has this extent.
+
+    ``widths`` are batch bands, space bands, and columns of a chunk.
+    """
+    batch_bands, space_bands, columns = widths
+    units = units_of(first, batch_bands, space_bands)
+    widest = begun_gently(tiles_of_unit(units[0], columns))[0].width()
+    partial = 0
+    for i in range(len(units)):
+        tiles = tiles_of_unit(units[i], columns)
+        together = sets_together(tiles, columns, sets, first.channels)
+        start = 0
+        while start < sets:
+            count = min(together, sets - start)
+            pieces = tiles
+            if first_set + start + i == 0:
+                count = 1
+                pieces = begun_gently(tiles)
+            unit = moved_unit(units[i], start * first.channels)
+            for j in range(len(pieces)):
+                last = i == len(units) - 1 and j == len(pieces) - 1 and start + count == sets
+                at_set = first_set + start
+                steps.append(Step(group, first_set, sets, at_set, count, unit, pieces[j], partial + j, widest, last))
+            start += count
+        partial += len(tiles)
+        if first_set == 0 and i == 0:
+            partial += 1
+
+
+def begun_gently(tiles: list[Tile]) -> list[Tile]:
+    """The tiles with a wide first one cut in two: the engines can begin as soon as the very first chunk is there."""
+    tile = tiles[0]
+    if tile.width() < GENTLE_COLUMNS:
+        return tiles
+    if tile.batches > 1:
+        half = tile.batches // 2
+        first = Tile(tile.batch, half, tile.start, tile.length, 0)
+        second = Tile(tile.batch + half, tile.batches - half, tile.start, tile.length, 0)
+    else:
+        half = tile.length // 2
+        first = Tile(tile.batch, 1, tile.start, half, 0)
+        second = Tile(tile.batch, 1, tile.start + half, tile.length - half, 0)
+    return [first, second] + tiles[1:]
+
+
+def sets_together(tiles: list[Tile], columns: int, sets: int, channels: int) -> int:
+    """How many sets, of single channels, a chunk of ``columns`` columns takes; the tiles are those of one set."""
+    if len(tiles) > 1 or channels > 1:
+        return 1
+    return max(min(columns // tiles[0].width(), sets), 1)
+
+
+def moved_unit(unit: Unit, channels: int) -> Unit:
+    """The unit as many channels further on."""
+    extent = unit.extent
+    moved = Extent(
+        extent.channel + channels, extent.channels, extent.batch, extent.batches, extent.start, extent.length
+    )
+    return Unit(moved, unit.batch_bands, unit.space_bands)
+
+
 def step_view(tensor: nl.NkiTensor, step: Step) -> nl.NkiTensor:
-    """The elements of a chunk in a [B, C, S] tensor: (batch bands, space bands, channels, batches, positions)."""
+    """The elements of a chunk in a [B, C, S] tensor: (batch bands, space bands, channels, batches, positions).
+
+    Several channels are either those of one set, on lanes, or one channel of each set, side by side.
+    """
     unit = step.unit
     extent = unit.extent
     tile = step.tile
@@ -155,7 +244,7 @@ def step_view(tensor: nl.NkiTensor, step: Step) -> nl.NkiTensor:
     owned = banded[
         :,
         nl.ds(tile.batch, tile.batches),
-        nl.ds(extent.channel, extent.channels),
+        nl.ds(extent.channel, step.sets * extent.channels),
         nl.ds(extent.start, extent.length),
     ]
     pieces = owned.reshape_dim(3, (unit.space_bands, unit.positions()))
@@ -164,7 +253,13 @@ def step_view(tensor: nl.NkiTensor, step: Step) -> nl.NkiTensor:
 
 def step_part(slots: list[nl.NkiTensor], at: int, step: Step) -> nl.NkiTensor:
     """The part of slot ``at`` (of a ring) that holds the chunk."""
-    return slots[at % len(slots)][0 : step.unit.lanes(), 0 : step.tile.width()]
+    return slots[at % len(slots)][0 : step.unit.lanes(), 0 : step.columns()]
+
+
+def set_part(tile: nl.NkiTensor, step: Step, number: int) -> nl.NkiTensor:
+    """The columns of set ``number`` of the chunk in a tile that holds the chunk."""
+    width = step.tile.width()
+    return tile[:, nl.ds(number * width, width)]
 
 
 def load_step(dst: nl.NkiTensor, tensor: nl.NkiTensor, step: Step) -> None:
@@ -175,130 +270,3 @@ def load_step(dst: nl.NkiTensor, tensor: nl.NkiTensor, step: Step) -> None:
 def store_step(tensor: nl.NkiTensor, src: nl.NkiTensor, step: Step) -> None:
     """Write an SBUF tile to where its chunk belongs, all bands in one DMA."""
     nisa.dma_copy(dst=step_view(tensor, step), src=src)
-
-
-@dataclass(frozen=True)
-class ResidentLayout(nl.NKIObject):
-    """The free choices of a resident plan."""
-
-    split: str
-    group_channels: int
-    batch_bands: int
-    space_bands: int
-    chunk: int
-    slots: int
-
-
-@dataclass(frozen=True)
-class GroupSize(nl.NKIObject):
-    """What a group takes on either core, at most: partitions, columns per slot, chunks.
-
-    ``ragged``: some chunks take fewer partitions.
-    """
-
-    lanes: int
-    columns: int
-    chunks: int
-    ragged: bool
-
-
-def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) -> GroupSize:
-    """The :class:`GroupSize` of a layout."""
-    channels = min(layout.group_channels, extent_of_core(shape, layout.split, 0, cores).channels)
-    lanes = 0
-    fewest = nl.tile_size.pmax
-    columns = 0
-    chunks = 0
-    for core in range(cores):
-        extent = extent_of_core(shape, layout.split, core, cores)
-        group = Extent(0, channels, 0, extent.batches, 0, extent.length)
-        units = units_of(group, layout.batch_bands, layout.space_bands)
-        count = 0
-        for i in range(len(units)):
-            lanes = max(lanes, units[i].lanes())
-            fewest = min(fewest, units[i].lanes())
-            tiles = tiles_of_unit(units[i], layout.chunk)
-            count += len(tiles)
-            for j in range(len(tiles)):
-                columns = max(columns, tiles[j].width())
-        chunks = max(chunks, count)
-    return GroupSize(lanes, columns, chunks, fewest < lanes)
-
-
-def resident_plan(
-    shape: tuple[int, int, int],
-    dtype: str,
-    relu: str,
-    cores: int,
-    layout: ResidentLayout,
-    residual: bool = False,
-    training: bool = True,
-    need: tuple[bool, ...] = (True, True, True, False),
-) -> ResidentPlan:
-    """The plan of one layout; arguments as for ``staged_plan``. Whether it fits into SBUF is for the caller to see."""
-    owned = extent_of_core(shape, layout.split, 0, cores).channels
-    other = extent_of_core(shape, layout.split, cores - 1, cores).channels
-    channels = min(layout.group_channels, owned)
-    size = group_size(shape, cores, layout)
-    chosen = ResidentLayout(layout.split, channels, layout.batch_bands, layout.space_bands, layout.chunk, layout.slots)
-    buffers = resident_buffers(dtype, relu, residual, chosen, size.columns, size.chunks, owned, other)
-    return ResidentPlan(
-        "resident",
-        shape,
-        dtype,
-        cores,
-        layout.split,
-        channels,
-        layout.batch_bands,
-        layout.space_bands,
-        size.lanes // channels,
-        size.ragged,
-        layout.chunk,
-        layout.slots,
-        relu,
-        residual,
-        training,
-        dtype != nl.float32,
-        need[0],
-        need[1],
-        need[2],
-        need[3],
-        tuple(buffers),
-        total_bytes(buffers),
-    )
-
-
-def resident_buffers(
-    dtype: str,
-    relu: str,
-    residual: bool,
-    layout: ResidentLayout,
-    columns: int,
-    partials: int,
-    channels: int,
-    other: int,
-) -> list[Buffer]:
-    """What is allocated: ``columns`` per slot, ``partials`` per group, ``channels`` and ``other`` channels per core."""
-    slots = layout.slots
-    buffers = [Buffer("dy", slots, columns, dtype), Buffer("x", slots, columns, dtype)]
-    if relu != "none":
-        buffers.append(Buffer("mask", slots, columns, nl.uint8))
-    if residual:
-        buffers.append(Buffer("residual", slots, columns, dtype))
-    buffers.append(Buffer("products", 2, columns, nl.float32))
-    buffers.append(Buffer("terms", 3, columns, nl.float32))
-    buffers.append(Buffer("copies", 1, columns, nl.bfloat16))
-    buffers.append(Buffer("partials", 4, partials, nl.float32))
-    buffers.append(Buffer("turn", 3, nl.tile_size.pmax, nl.float32))
-    whole = max(channels // layout.group_channels, 1)
-    buffers.append(Buffer("columns", 1, COLUMN_COUNT * whole, nl.float32))
-    buffers.append(Buffer("flag", 1, whole, nl.uint8))
-    if has_last_block(channels, layout.group_channels) or has_last_block(other, layout.group_channels):
-        buffers.append(Buffer("last columns", 1, COLUMN_COUNT, nl.float32))
-        buffers.append(Buffer("last flag", 1, 1, nl.uint8))
-    return buffers
-
-
-def has_last_block(channels: int, group_channels: int) -> bool:
-    """Whether some groups are whole and one is not."""
-    return channels > group_channels and channels % group_channels > 0

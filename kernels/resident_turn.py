@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-channel work of the ``resident`` strategy: the columns of all groups, and the turn between the phases of one.
+"""Per-channel work of the ``resident`` strategies: the columns of all sets, and the turn between the phases of a group.
 
-Groups of equally many channels form a block. The columns of a block are made together, one per group, so that what does
-not depend on the data costs a few instructions for all of them.
+Sets of equally many channels form a block. The columns of a block are made together, one per set, so that what does not
+depend on the data costs a few instructions for all of them. A turn is a chain of short instructions that wait for each
+other: it is given out step by step, to be issued between other work.
 """
 
 from dataclasses import dataclass
@@ -10,34 +11,49 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, needs_products
+from nki_bn.kernels.backward_phases import BackwardTensors, needs_input_sums, needs_products
 from nki_bn.kernels.columns import (
     BETA,
     DGAMMA,
     GAMMA,
+    KEEP_8_BITS,
+    LO,
     MEAN,
+    OFFSET,
+    RATIO,
+    RATIO_HI,
+    RATIO_LO,
+    ROOT_SHARE,
+    RSTD,
+    SCALE,
+    SCALE_SHARE,
+    SCRATCH,
+    SLOPE,
     SUMS,
     VAR,
     column,
-    gamma_gradient,
-    load_column,
+    cut_column,
+    difference_of,
+    load_column_aside,
+    product_of,
     reciprocal_root,
     scale_and_shift,
+    share_columns,
     split_mean,
 )
-from nki_bn.kernels.plan import ResidentPlan
-from nki_bn.kernels.sums import add_columns
+from nki_bn.kernels.plan import ResidentPlan, allocate
+from nki_bn.kernels.tensor_work import TensorWork, add_accumulators
 
 
 @dataclass(frozen=True)
 class Block(nl.NKIObject):
-    """Groups ``first`` to ``first + groups`` of ``channels`` channels each, on ``lanes`` partitions.
+    """Sets ``first`` to ``first + sets`` of ``channels`` channels each, on ``lanes`` partitions.
 
-    ``columns`` is (lanes, columns, groups), ``flag`` (lanes, groups).
+    ``columns`` is (lanes, columns, sets), ``flag`` (lanes, sets).
     """
 
     first: int
-    groups: int
+    sets: int
     channel: int
     channels: int
     lanes: int
@@ -46,82 +62,189 @@ class Block(nl.NKIObject):
 
 
 @dataclass(frozen=True)
-class TurnTiles(nl.NKIObject):
-    """Scratch of a turn: the sums as rows, of channels and of lanes, and what the other core sends."""
+class Turn(nl.NKIObject):
+    """The turn of one group: its block, its sets, its columns, and what it adds up.
 
+    ``partials`` (lanes, 2, sets, chunks) are those of Scalar and Vector, None where Tensor adds up.
+    """
+
+    block: Block
+    group: int
+    sets: int
+    columns: nl.NkiTensor
+    partials: nl.NkiTensor
+    slice: int
+
+
+@dataclass(frozen=True)
+class TurnTiles(nl.NKIObject):
+    """Scratch of a turn: sums of lanes, sums as rows of channels, what the other core sends; and transposes in PSUM."""
+
+    by_lane: nl.NkiTensor
     by_channel: nl.NkiTensor
     received: nl.NkiTensor
-    by_lane: nl.NkiTensor
+    rows: nl.NkiTensor
+    back: nl.NkiTensor
 
 
-def start_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block, eps: float) -> None:
-    """Load the columns of a block and derive what phase 1 needs."""
+def allocate_turn(plan: ResidentPlan) -> TurnTiles:
+    """The scratch of the plan's list, and two tiles of PSUM unless Tensor adds up, which takes no transposes."""
+    lanes = nl.tile_size.pmax
+    tiles = allocate(plan.buffers, "turn", lanes)
+    rows = None
+    back = None
+    if not plan.tensor_sums:
+        rows = nl.ndarray((lanes, lanes), dtype=nl.float32, buffer=nl.psum)
+        back = nl.ndarray((lanes, lanes), dtype=nl.float32, buffer=nl.psum)
+    return TurnTiles(tiles[0], tiles[1], tiles[2], rows, back)
+
+
+def load_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> None:
+    """Load the columns of a block, and split the mean: phase 1 needs hi."""
     columns = block.columns
-    rows = nl.ds(block.channel, block.groups * block.channels)
+    rows = nl.ds(block.channel, block.sets * block.channels)
     bands = block.lanes // block.channels
-    load_column(columns, MEAN, tensors.means[rows], bands, block.groups)
-    load_column(columns, VAR, tensors.variances[rows], bands, block.groups)
-    load_column(columns, GAMMA, tensors.gamma[rows, :], bands, block.groups)
+    load_column_aside(columns, MEAN, tensors.means[rows], bands, block.sets)
+    load_column_aside(columns, VAR, tensors.variances[rows], bands, block.sets)
+    load_column_aside(columns, GAMMA, tensors.gamma[rows, :], bands, block.sets)
     if plan.relu == "recompute":
-        load_column(columns, BETA, tensors.beta[rows, :], bands, block.groups)
-    reciprocal_root(columns, block.flag, eps)
+        load_column_aside(columns, BETA, tensors.beta[rows, :], bands, block.sets)
     split_mean(columns)
-    scale_and_shift(columns, plan.relu == "recompute")
 
 
-def group_columns(block: Block, group: int) -> nl.NkiTensor:
-    """The columns of one group, as (lanes, columns, 1)."""
-    at = group - block.first
-    return block.columns[:, :, at : at + 1]
+def start_block(plan: ResidentPlan, block: Block, eps: float, count: int) -> None:
+    """Derive from the columns of a block what does not depend on the sums."""
+    reciprocal_root(block.columns, block.flag, eps)
+    scale_and_shift(block.columns, plan.relu == "recompute")
+    if needs_input_sums(plan):
+        share_columns(block.columns, count)
 
 
-def finish_group(
-    plan: ResidentPlan, block: Block, group: int, partials: list[nl.NkiTensor], count: int, tiles: TurnTiles
-) -> None:
-    """From ``count`` partials of each lane to the sums of the group, on all its lanes, and to dgamma."""
-    columns = group_columns(block, group)
-    lanes = block.lanes
-    add_columns(column(columns, SUMS), partials[0][0:lanes, 0:count])
-    if needs_products(plan):
-        add_columns(column(columns, SUMS + 1), partials[1][0:lanes, 0:count])
-    else:
-        nisa.memset(dst=column(columns, SUMS + 1), value=0.0)
-    if lanes > block.channels or plan.split == "batch" or plan.split == "spatial":
-        combine_lanes(plan, block, columns, tiles)
-    if needs_products(plan):
-        gamma_gradient(columns)
+def set_columns(block: Block, number: int, sets: int) -> nl.NkiTensor:
+    """The columns of ``sets`` sets from ``number`` on, as (lanes, columns, sets)."""
+    return block.columns[:, :, nl.ds(number - block.first, sets)]
 
 
-def combine_lanes(plan: ResidentPlan, block: Block, columns: nl.NkiTensor, tiles: TurnTiles) -> None:
-    """Add the sums of all bands, and of the other core, and give every lane the total of its channel.
+def shares_channels(plan: ResidentPlan) -> bool:
+    """Whether both cores have a part of every channel."""
+    return plan.split == "batch" or plan.split == "spatial"
 
-    The sums are transposed into rows, added there along the free dimension, repeated and transposed back: bit-exact
-    moves on trn2, so that nothing leaks from one channel into another.
+
+def combines_by_tensor(plan: ResidentPlan) -> bool:
+    """Whether Tensor combines some chunks of dx."""
+    return plan.tensor_sums and plan.folded and plan.eighths > 0 and needs_input_sums(plan)
+
+
+def turn_steps(plan: ResidentPlan) -> int:
+    """Number of steps of a turn."""
+    if not needs_products(plan):
+        return 3
+    if not needs_input_sums(plan):
+        return 6
+    return 10
+
+
+def turn_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork, number: int) -> None:
+    """One step of a turn: the sums on all lanes, then dgamma, then the coefficients of phase 2.
+
+    These are ratio = -rstd*dgamma/N, slope = scale*ratio and offset, such that
+    dx = scale*(dy' + ratio*(x - hi)) + offset, or, with another offset where the mean is folded,
+    scale*dy' + slope*x + offset. Instructions of one step do not wait for each other.
     """
-    lanes = block.lanes
-    channels = block.channels
-    bands = lanes // channels
-    sums = columns[:, SUMS : SUMS + 2, 0]
-    rows = nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=rows, data=sums)
-    by_channel = tiles.by_channel[:, 0:channels]
-    banded = rows.reshape((2, bands, channels)).permute((0, 2, 1))
-    nisa.tensor_reduce(dst=by_channel, op=nl.add, data=banded, axis=2)
-    if plan.split == "batch" or plan.split == "spatial":
-        other = 1 - nl.program_id(0)
-        received = tiles.received[:, 0:channels]
-        nisa.sendrecv(src=by_channel, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-        nisa.tensor_tensor(dst=by_channel, data1=by_channel, data2=received, op=nl.add)
-    by_lane = tiles.by_lane[:, 0:lanes]
-    nisa.tensor_copy(dst=by_lane.reshape((2, bands, channels)), src=by_channel.expand_dim(1).broadcast(1, bands))
-    back = nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=back, data=by_lane)
-    nisa.tensor_copy(dst=sums, src=back)
+    columns = turn.columns
+    if number < 3:
+        sums_step(plan, turn, tiles, tensor, number)
+    elif number == 3:
+        product_of(columns, DGAMMA, LO, SUMS)
+        if needs_input_sums(plan):
+            product_of(columns, OFFSET, SUMS, SCALE_SHARE)
+    elif number == 4:
+        difference_of(columns, DGAMMA, SUMS + 1, DGAMMA)
+    elif number == 5:
+        product_of(columns, DGAMMA, DGAMMA, RSTD)
+    elif number == 6:
+        product_of(columns, RATIO, DGAMMA, ROOT_SHARE)
+    elif number == 7:
+        product_of(columns, SLOPE, RATIO, SCALE)
+        if combines_by_tensor(plan):
+            cut_column(columns, RATIO_HI, RATIO, KEEP_8_BITS)
+    elif number == 8:
+        center = LO
+        if plan.folded:
+            center = MEAN
+        product_of(columns, SCRATCH, SLOPE, center)
+        if combines_by_tensor(plan):
+            difference_of(columns, RATIO_LO, RATIO, RATIO_HI)
+    else:
+        difference_of(columns, OFFSET, OFFSET, SCRATCH)
+
+
+def sums_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork, number: int) -> None:
+    """One step of the sums: of a core, over bands (and cores) as rows of channels, as columns of lanes.
+
+    The transposes are bit-exact, so nothing leaks between channels.
+    """
+    block = turn.block
+    count = 2 * turn.sets
+    bands = block.lanes // block.channels
+    by_channel = tiles.by_channel[0:count, 0 : block.channels]
+    by_rows = bands > 1 and not plan.tensor_sums
+    if number == 0:
+        own_sums(plan, turn, tiles, tensor)
+        if by_rows:
+            nisa.nc_transpose(dst=tiles.rows[0:count, 0 : block.lanes], data=tiles.by_lane[0 : block.lanes, 0:count])
+    elif not by_rows:
+        if number == 1 and shares_channels(plan):
+            exchange_lanes(turn, tiles)
+    elif number == 1:
+        banded = tiles.rows[0:count, 0 : block.lanes].reshape((count, bands, block.channels)).permute((0, 2, 1))
+        nisa.tensor_reduce(dst=by_channel, op=nl.add, data=banded, axis=2)
+        if shares_channels(plan):
+            nisa.tensor_tensor(dst=by_channel, data1=by_channel, data2=exchanged(by_channel, tiles), op=nl.add)
+        nisa.nc_transpose(dst=tiles.back[0 : block.lanes, 0:count], data=by_channel.expand_dim(1).broadcast(1, bands))
+    else:
+        back = tiles.back[0 : block.lanes, 0:count].reshape((block.lanes, 2, turn.sets))
+        nisa.tensor_copy(dst=turn.columns[:, SUMS : SUMS + 2, :], src=back, engine=nisa.engine.vector)
+
+
+def own_sums(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork) -> None:
+    """The sums of this core on every lane: of its band, or of all bands where Tensor added them up."""
+    block = turn.block
+    sums = turn.columns[:, SUMS : SUMS + 2, :]
+    if shares_channels(plan) or (block.lanes > block.channels and not plan.tensor_sums):
+        sums = tiles.by_lane[0 : block.lanes, 0 : 2 * turn.sets].reshape((block.lanes, 2, turn.sets))
+    if plan.tensor_sums:
+        add_accumulators(tensor, sums, turn.group, turn.slice)
+    elif needs_products(plan):
+        nisa.tensor_reduce(dst=sums, op=nl.add, data=turn.partials, axis=3)
+    else:
+        nisa.tensor_reduce(dst=sums[:, 0, :], op=nl.add, data=turn.partials[:, 0, :, :], axis=2)
+        nisa.memset(dst=sums[:, 1, :], value=0.0)
+
+
+def exchange_lanes(turn: Turn, tiles: TurnTiles) -> None:
+    """The sums of both cores, where every lane has its channel's own."""
+    lanes = turn.block.lanes
+    own = tiles.by_lane[0:lanes, 0 : 2 * turn.sets]
+    nisa.tensor_tensor(
+        dst=turn.columns[:, SUMS : SUMS + 2, :],
+        data1=own.reshape((lanes, 2, turn.sets)),
+        data2=exchanged(own, tiles).reshape((lanes, 2, turn.sets)),
+        op=nl.add,
+    )
+
+
+def exchanged(own: nl.NkiTensor, tiles: TurnTiles) -> nl.NkiTensor:
+    """What the other core has where this one has ``own``."""
+    other = 1 - nl.program_id(0)
+    received = tiles.received[0 : own.shape[0], 0 : own.shape[1]]
+    nisa.sendrecv(src=own, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    return received
 
 
 def store_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> None:
-    """dbeta and dgamma of all groups of a block to HBM, one DMA each."""
-    if (plan.split == "batch" or plan.split == "spatial") and nl.program_id(0) != 0:
+    """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
+    if shares_channels(plan) and nl.program_id(0) != 0:
         return
     if plan.need_dbeta:
         store_column(tensors.dbeta, block, SUMS)
@@ -131,6 +254,11 @@ def store_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> N
 
 def store_column(tensor: nl.NkiTensor, block: Block, at: int) -> None:
     """One value per channel to a [C, 1] tensor."""
-    rows = tensor[nl.ds(block.channel, block.groups * block.channels), :]
-    view = rows.reshape((block.groups, block.channels)).permute((1, 0))
-    nisa.dma_copy(dst=view, src=column(block.columns, at)[0 : block.channels, :])
+    rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
+    view = rows.reshape((block.sets, block.channels)).permute((1, 0))
+    nisa.dma_copy(
+        dst=view,
+        src=column(block.columns, at)[0 : block.channels, :],
+        dge_mode=nisa.dge_mode.hwdge,
+        engine=nisa.engine.scalar,
+    )

@@ -9,13 +9,8 @@ from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Cost, Timing, load_target, load_timing
 from nki_bn.kernels.plan import ResidentPlan
-from nki_bn.kernels.resident_geometry import (
-    Extent,
-    ResidentLayout,
-    extent_of_core,
-    group_size,
-    resident_plan,
-)
+from nki_bn.kernels.resident_geometry import Extent, extent_of_core
+from nki_bn.kernels.resident_layout import BackwardTask, ResidentLayout, group_size, resident_plan
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.problem import GRADIENTS, BackwardProblem
 
@@ -60,12 +55,22 @@ def best_resident(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Ca
 
 def plan_of(problem: BackwardProblem, layout: ResidentLayout) -> ResidentPlan:
     """The plan of a layout."""
-    shape = problem.batch, problem.channels, problem.spatial
-    need = tuple(name in problem.need for name in GRADIENTS)
-    plan: ResidentPlan = resident_plan(
-        shape, problem.dtype, problem.relu, problem.lnc, layout, problem.residual, problem.training, need
-    )
+    plan: ResidentPlan = resident_plan(task_of(problem), layout)
     return plan
+
+
+def task_of(problem: BackwardProblem) -> BackwardTask:
+    """What is asked, as a kernel sees it."""
+    return BackwardTask(
+        (problem.batch, problem.channels, problem.spatial),
+        problem.dtype,
+        problem.lnc,
+        problem.relu,
+        problem.residual,
+        problem.training,
+        tuple(name in problem.need for name in GRADIENTS),
+        problem.precision == "fast",
+    )
 
 
 def split_of(problem: BackwardProblem) -> str:
@@ -90,8 +95,8 @@ def layouts(problem: BackwardProblem) -> Iterator[ResidentLayout]:
         group = group_columns(extent, batch_bands, space_bands)
         for factor in CHUNK_FACTORS:
             chunk = chunk_of(extent, space_bands, group, factor * 12 * math.sqrt(columns))
-            layout = ResidentLayout(split, channels, batch_bands, space_bands, chunk, 0)
-            chunks = group_size(shape, problem.lnc, layout).chunks
+            layout = ResidentLayout(split, channels, 1, batch_bands, space_bands, chunk, 0, False, 4)
+            chunks = group_size(shape, problem.lnc, layout).chunks + 1
             for groups in RING_GROUPS:
                 slots = min(groups * chunks + 1, chunks * ceil_div(extent.channels, channels))
                 yield replace(layout, slots=max(slots, 2))
@@ -230,7 +235,7 @@ def _scalar_ns(timing: Timing, cost: Cost, width: int) -> float:
 def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
     """ns of moving one tensor of one chunk: by the DMA engines' descriptors, or by the core's share of HBM."""
     timing = load_timing(TIMED)
-    lanes = plan.lane_bands * plan.group_channels
+    lanes = plan.lane_bands * plan.set_channels
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     run = min(width, max(extent.length // plan.space_bands, 1)) * problem.itemsize
     descriptors = width * problem.itemsize / run
@@ -246,4 +251,4 @@ def chunk_counts(problem: BackwardProblem, plan: ResidentPlan) -> tuple[int, int
     """(chunks per group, groups) of the larger core."""
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
-    return partials, ceil_div(extent.channels, plan.group_channels)
+    return partials // (2 * plan.group_sets), ceil_div(extent.channels, plan.set_channels)

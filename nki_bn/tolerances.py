@@ -21,6 +21,8 @@ from nki_bn.reference import BackwardReference, Float64, ForwardReference, Resul
 FLOAT32 = 2.0**-24
 # Error of one per-partition operand.
 POINTER = {"ideal": 0.0, "trn2": 2.0**-18}
+# Error of a coefficient that Tensor multiplies with: two bfloat16 numbers, the first cut to 8 bits, the second rounded.
+PIECES = 2.0**-17
 # Error of a sum of float32 products, by the order in which the columns of a chunk are added.
 SUMS = {"pairwise": 16 * FLOAT32, "sequential": 128 * FLOAT32}
 # The largest lo of mean = hi + lo as a share of the mean: hi has 16 significant bits, and 8 at least for 16-bit inputs.
@@ -39,12 +41,19 @@ UNDERFLOW = 2.0**-126
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What decides the rounding of a run: dtype of the input, modes of the simulator, whether the plan stages dy'."""
+    """What decides the rounding of a run: dtype of the input, modes of the simulator, and of the plan whether it stages
+    dy', whether Tensor combines dx."""
 
     dtype: str
     numerics: str = "trn2"
     accumulate: str = "pairwise"
     staged: bool = False
+    tensor: bool = False
+
+    @property
+    def slope(self) -> float:
+        """Relative error of the coefficient of x in dx."""
+        return max(POINTER[self.numerics], PIECES if self.tensor else 0.0)
 
     @property
     def sums(self) -> float:
@@ -59,12 +68,12 @@ class Arithmetic:
     @property
     def elements(self) -> float:
         """Share of its terms by which a dx with batch statistics may be off: that, a second pointer, and the sums."""
-        return self.frozen + POINTER[self.numerics] + self.sums
+        return self.frozen + self.slope + self.sums
 
     @property
     def folded(self) -> float:
         """Share of the mean's term in dx by which folding it into a constant may be off; 16-bit inputs only."""
-        return 0.0 if self.dtype == "float32" else 2 * POINTER[self.numerics] + 4 * FLOAT32
+        return 0.0 if self.dtype == "float32" else POINTER[self.numerics] + self.slope + 4 * FLOAT32
 
     @property
     def staging(self) -> float:

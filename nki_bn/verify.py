@@ -126,7 +126,8 @@ def arithmetic_of(problem: Problem, plan: ForwardPlan | BackwardPlan | ResidentP
     """What decides the tolerances of a run; a device computes as the "trn2" mode does."""
     numerics = options.numerics if execute.which_nki().kind == "embedded" else "trn2"
     staged = any(buffer.name == "staged" for buffer in plan.buffers)
-    return Arithmetic(problem.dtype, numerics, options.accumulate, staged)
+    tensor = isinstance(plan, ResidentPlan) and plan.tensor_sums and plan.eighths > 0
+    return Arithmetic(problem.dtype, numerics, options.accumulate, staged, tensor)
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

@@ -13,6 +13,7 @@ from nki_bn.bench.strategies import Plan, extents, sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.resident_layout import group_size, layout_of
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
 from nki_bn.problem import Problem
 
@@ -99,14 +100,15 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
 
 
 def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...]:
-    partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
+    size = group_size(plan.shape, plan.cores, layout_of(plan))
     return (
         plan.batch_bands > 1,
         plan.space_bands > 1,
-        partials > 1,  # a group is several chunks
-        plan.slots > partials,  # the next group is loaded before this one is done
-        ceil(problem.channels / problem.lnc) > plan.group_channels,
-        plan.lane_bands * plan.group_channels == load_target(problem.target).partitions,
+        size.set_chunks > 2,  # a set is several chunks
+        plan.group_sets > 1,
+        plan.slots > size.chunks,  # the next group is loaded before this one is done
+        ceil(problem.channels / problem.lnc) > plan.set_channels * plan.group_sets,
+        plan.lane_bands * plan.set_channels == load_target(problem.target).partitions,
     )
 
 
