@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two phases of the backward over the tiles of one channel tile; see batch_norm_bwd.py for the whole."""
+"""The two phases of the backward over the tiles of one channel tile; see staged_bwd.py for the whole."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,31 +7,24 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_products, needs_sums
+from nki_bn.kernels.column_blocks import Block, block_of, group_columns, start_block
 from nki_bn.kernels.columns import (
-    BETA,
-    DGAMMA,
-    GAMMA,
     HI,
-    MEAN,
     MINUS_HI,
     OFFSET,
     SCALE,
     SLOPE,
     SUMS,
-    VAR,
     column,
     column_tile,
     combine_bands,
     exchange_sums,
     gamma_gradient,
-    load_column,
-    reciprocal_root,
-    scale_and_shift,
-    split_mean,
 )
 from nki_bn.kernels.elementwise import passed, pre_activation
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, allocate
-from nki_bn.kernels.sizing import CHUNK_COLUMNS
+from nki_bn.kernels.plan import BackwardPlan, allocate
+from nki_bn.kernels.sizing import BLOCK_TILES, CHUNK_COLUMNS
 from nki_bn.kernels.sums import add_columns, close_group, partial_at, total_of
 from nki_bn.kernels.tiling import (
     Chunk,
@@ -45,32 +38,16 @@ from nki_bn.kernels.tiling import (
     share_of_core,
     slot_tile,
     store_tile,
+    tiles_of,
 )
 
 
 @dataclass(frozen=True)
-class BackwardTensors(nl.NKIObject):
-    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none."""
-
-    dy: nl.NkiTensor
-    x: nl.NkiTensor
-    means: nl.NkiTensor
-    variances: nl.NkiTensor
-    gamma: nl.NkiTensor
-    beta: nl.NkiTensor
-    mask: nl.NkiTensor
-    residual: nl.NkiTensor
-    dx: nl.NkiTensor
-    dgamma: nl.NkiTensor
-    dbeta: nl.NkiTensor
-    dresidual: nl.NkiTensor
-
-
-@dataclass(frozen=True)
 class BackwardWork(nl.NKIObject):
-    """What a core works with: its share, the plan, and the SBUF tiles that live through the launch."""
+    """What a core works with: its share, its tiles, the plan, and what lives in SBUF through the launch."""
 
     share: Share
+    tiles: list[Tile]
     plan: BackwardPlan
     dy_slots: list[nl.NkiTensor]
     x_slots: list[nl.NkiTensor]
@@ -78,6 +55,9 @@ class BackwardWork(nl.NKIObject):
     mask_slots: list[nl.NkiTensor]
     residual_slots: list[nl.NkiTensor]
     temporaries: list[nl.NkiTensor]
+    partials: list[nl.NkiTensor]
+    totals: list[nl.NkiTensor]
+    blocks: list[Block]
 
 
 @dataclass(frozen=True)
@@ -91,10 +71,12 @@ class ChannelTile(nl.NKIObject):
 
 
 def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWork:
-    """The slots and temporaries of the plan's list."""
+    """The slots, temporaries and columns of the plan's list."""
     partitions = min(flat[1], nl.tile_size.pmax) * plan.bands
+    share = share_of_core(flat, plan.split)
     return BackwardWork(
-        share_of_core(flat, plan.split),
+        share,
+        tiles_of(share, plan.bands, plan.f_tile),
         plan,
         allocate(plan.buffers, "dy", partitions),
         allocate(plan.buffers, "x", partitions),
@@ -102,50 +84,54 @@ def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWor
         allocate(plan.buffers, "mask", partitions),
         allocate(plan.buffers, "residual", partitions),
         allocate(plan.buffers, "work", partitions),
+        allocate(plan.buffers, "partials", partitions),
+        allocate(plan.buffers, "totals", partitions),
+        allocate_blocks(share, flat[1], plan),
     )
 
 
-def start_channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int, eps: float) -> ChannelTile:
-    """Load the columns of one channel tile and derive what phase 1 needs."""
-    plan = work.plan
-    place = place_of(work.share, plan.bands, index, tensors.means.shape[0])
-    columns = column_tile(allocate(plan.buffers, "columns", place.partitions)[0], place.partitions, 1)
-    flag = allocate(plan.buffers, "flag", place.partitions)[0][:, 0:1]
-    rows = nl.ds(place.channel, place.channels)
-    load_column(columns, MEAN, tensors.means[rows], plan.bands)
-    load_column(columns, VAR, tensors.variances[rows], plan.bands)
-    load_column(columns, GAMMA, tensors.gamma[rows, :], plan.bands)
-    if plan.relu == "recompute":
-        load_column(columns, BETA, tensors.beta[rows, :], plan.bands)
-    reciprocal_root(columns, flag, eps)
-    split_mean(columns)
-    scale_and_shift(columns, plan.relu == "recompute")
-    partials = allocate(plan.buffers, "partials", place.partitions)
-    totals = allocate(plan.buffers, "totals", place.partitions)
-    return ChannelTile(place, columns, partials, totals)
+def allocate_blocks(share: Share, channels: int, plan: BackwardPlan) -> list[Block]:
+    """The blocks of a core's channel tiles, of which two have their columns in SBUF at a time."""
+    partitions = min(channels, nl.tile_size.pmax) * plan.bands
+    sets = allocate(plan.buffers, "columns", partitions)
+    flag = allocate(plan.buffers, "flag", partitions)[0]
+    blocks: list[Block] = []
+    first = share.first
+    while first < share.last:
+        place = place_of(share, plan.bands, first, channels)
+        alike = (channels - place.channel) // place.channels
+        groups = min(share.last - first, BLOCK_TILES, alike)
+        lanes = place.partitions
+        columns = column_tile(sets[len(blocks) % len(sets)], lanes, groups)
+        blocks.append(Block(first, groups, place.channel, place.channels, lanes, columns, flag[0:lanes, 0:groups]))
+        first += groups
+    return blocks
 
 
-def needs_input_sums(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether dx needs the sums over the data."""
-    return plan.training and plan.need_dx
+def channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int) -> ChannelTile:
+    """The place, columns and sums of one channel tile."""
+    place = place_of(work.share, work.plan.bands, index, tensors.means.shape[0])
+    partials: list[nl.NkiTensor] = []
+    totals: list[nl.NkiTensor] = []
+    for i in range(2):
+        partials.append(work.partials[i][0 : place.partitions, :])
+        totals.append(work.totals[i][0 : place.partitions, :])
+    return ChannelTile(place, group_columns(block_of(work.blocks, index), index), partials, totals)
 
 
-def needs_products(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether the sum of dy'*(x - hi) is used."""
-    return plan.need_dgamma or needs_input_sums(plan)
-
-
-def needs_sums(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether any of the two sums is used."""
-    return plan.need_dbeta or needs_products(plan)
+def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int, eps: float) -> None:
+    """Make the columns of channel tile ``index``, if it is the first of a block, and of the block that starts behind it."""
+    for i in range(len(work.blocks)):
+        first = work.blocks[i].first
+        if first == index + 1 or (first == index and i == 0):
+            start_block(tensors, work.plan, work.blocks[i], eps)
 
 
 def first_phase(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int, chunk: int
+    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: int
 ) -> int:
-    """Mask dy of tile ``at``, stage it and add up; returns the number of chunks summed so far."""
+    """Mask dy of the tile in slot ``at``, stage it and add up; returns the number of chunks summed so far."""
     plan = work.plan
-    tile = tiles[at]
     dy = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
     mask_gradient(tensors, work, group, tile, at)
@@ -153,12 +139,11 @@ def first_phase(
     for i in range(len(chunks)):
         if needs_sums(plan):
             staged = staged_part(work, group, tile, at, chunks[i], chunk)
-            last = at == len(tiles) - 1 and i == len(chunks) - 1
             sum_chunk(work, group, part(dy, chunks[i]), part(x, chunks[i]), staged, chunk)
-            close_group(group.partials[0], group.totals[0], chunk, last)
-            if needs_products(plan):
-                close_group(group.partials[1], group.totals[1], chunk, last)
             chunk += 1
+            close_group(group.partials[0], group.totals[0], chunk)
+            if needs_products(plan):
+                close_group(group.partials[1], group.totals[1], chunk)
         if plan.need_dx and not plan.training:
             dx = part(dy, chunks[i])
             nisa.activation(dst=dx, op=nl.copy, data=dx, scale=column(group.columns, SCALE))
@@ -236,28 +221,20 @@ def sum_chunk(
         add_columns(partial_at(group.partials[1], chunk), product)
 
 
-def finish_sums(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, chunks: int) -> None:
-    """The sums over all partials, bands and cores; dbeta and dgamma to HBM."""
+def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int) -> None:
+    """The sums over all partials, bands and cores, and dgamma."""
     plan = work.plan
     columns = group.columns
-    total_of(column(columns, SUMS), group.totals[0], chunks)
+    total_of(column(columns, SUMS), group.partials[0], group.totals[0], chunks)
     if needs_products(plan):
-        total_of(column(columns, SUMS + 1), group.totals[1], chunks)
+        total_of(column(columns, SUMS + 1), group.partials[1], group.totals[1], chunks)
     else:
         nisa.memset(dst=column(columns, SUMS + 1), value=0.0)
     combine_bands(columns, group.place.channels, plan.bands)
-    shared = plan.split == "batch" or plan.split == "spatial"
-    if shared:
+    if plan.split == "batch" or plan.split == "spatial":
         exchange_sums(columns)
     if needs_products(plan):
         gamma_gradient(columns)
-    if not shared or nl.program_id(0) == 0:
-        channels = group.place.channels
-        rows = nl.ds(group.place.channel, channels)
-        if plan.need_dbeta:
-            nisa.dma_copy(dst=tensors.dbeta[rows, :], src=column(columns, SUMS)[0:channels, :])
-        if plan.need_dgamma:
-            nisa.dma_copy(dst=tensors.dgamma[rows, :], src=column(columns, DGAMMA)[0:channels, :])
 
 
 def staged_store(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, staged_hbm: Any) -> None:

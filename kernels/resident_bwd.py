@@ -20,7 +20,9 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, input_term, needs_input_sums, needs_products, needs_sums
+from nki_bn.kernels.backward_phases import input_term
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
+from nki_bn.kernels.column_blocks import Block, block_of, group_columns, start_block, store_block
 from nki_bn.kernels.columns import (
     HI,
     MINUS_HI,
@@ -44,14 +46,7 @@ from nki_bn.kernels.resident_geometry import (
     steps_of,
     store_step,
 )
-from nki_bn.kernels.resident_turn import (
-    Block,
-    TurnTiles,
-    finish_group,
-    group_columns,
-    start_block,
-    store_block,
-)
+from nki_bn.kernels.resident_turn import TurnTiles, finish_group
 from nki_bn.kernels.sums import add_columns
 
 
@@ -195,16 +190,9 @@ def add_block(blocks: list[Block], extent: Extent, plan: ResidentPlan, first: in
     blocks.append(Block(first, groups, channel, channels, lanes, column_tile(tile, lanes, groups), flag))
 
 
-def block_of(work: ResidentWork, group: int) -> Block:
-    """The block of a group."""
-    if group < work.blocks[0].first + work.blocks[0].groups:
-        return work.blocks[0]
-    return work.blocks[1]
-
-
 def columns_of(work: ResidentWork, step: Step) -> nl.NkiTensor:
     """The columns of a chunk's group, on the chunk's lanes."""
-    return group_columns(block_of(work, step.group), step.group)[0 : step.unit.lanes(), :, :]
+    return group_columns(block_of(work.blocks, step.group), step.group)[0 : step.unit.lanes(), :, :]
 
 
 def partials_of(work: ResidentWork, group: int) -> list[nl.NkiTensor]:
@@ -303,7 +291,7 @@ def turn(work: ResidentWork, step: Step, count: int) -> None:
     plan = work.plan
     if not needs_sums(plan):
         return
-    block = block_of(work, step.group)
+    block = block_of(work.blocks, step.group)
     tiles = TurnTiles(work.turn[0], work.turn[1], work.turn[2])
     finish_group(plan, block, step.group, partials_of(work, step.group), step.partial + 1, tiles)
     if needs_input_sums(plan):

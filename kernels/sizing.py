@@ -22,16 +22,22 @@ WIDEST_TILE = 16384
 NARROWEST_TILE = 64
 # Bytes per partition left free: sources disagree by this much about what a kernel may use of SBUF on trn2.
 SBUF_SLACK_BYTES = 256
+# Channel tiles whose columns the backward makes together.
+BLOCK_TILES = 16
 
 
 @dataclass(frozen=True)
 class Geometry(nl.NKIObject):
-    """How the data is divided: between cores, over bands of partitions, and what the larger share of a band is."""
+    """How the data is divided: between cores, over bands of partitions, and what the larger share of a band is.
+
+    ``channel_tiles`` are those of the core that has more of them.
+    """
 
     split: str
     bands: int
     batches: int
     positions: int
+    channel_tiles: int
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,10 @@ def geometry_of(shape: tuple[int, int, int], cores: int) -> Geometry:
     bands = 1
     if split != "batch" or batch % cores == 0:
         bands = bands_of(channels, batches)
-    return Geometry(split, bands, batches // bands, positions)
+    channel_tiles = ceil_div(channels, nl.tile_size.pmax)
+    if split == "channel":
+        channel_tiles = ceil_div(channel_tiles, cores)
+    return Geometry(split, bands, batches // bands, positions, channel_tiles)
 
 
 def split_of(batch: int, channels: int, spatial: int, cores: int) -> str:
@@ -114,6 +123,7 @@ class StagedBuffers(nl.NKIObject):
     relu: str
     residual: bool
     staging: bool
+    channel_tiles: int
 
     def chunk(self) -> int:
         """Columns per instruction."""
@@ -131,8 +141,10 @@ class StagedBuffers(nl.NKIObject):
         buffers.append(Buffer("work", 2, min(width.columns, CHUNK_COLUMNS), nl.float32))
         buffers.append(Buffer("partials", 2, min(width.chunks, PARTIAL_COLUMNS), nl.float32))
         buffers.append(Buffer("totals", 2, ceil_div(width.chunks, PARTIAL_COLUMNS), nl.float32))
-        buffers.append(Buffer("columns", 1, COLUMN_COUNT, nl.float32))
-        buffers.append(Buffer("flag", 1, 4, nl.uint8))
+        # Two blocks by turns, where there can be two: the last channel tile, if it has fewer channels, is one for itself.
+        groups = min(self.channel_tiles, BLOCK_TILES)
+        buffers.append(Buffer("columns", min(self.channel_tiles, 2), COLUMN_COUNT * groups, nl.float32))
+        buffers.append(Buffer("flag", 1, 4 * ceil_div(groups, 4), nl.uint8))
         return buffers
 
 
@@ -160,9 +172,10 @@ def staged_plan(
     """
     geometry = geometry_of(shape, cores)
     # Sized as if everything were needed: the sums are then added in the same order whatever the outputs are.
-    width, depth = largest_that_fits(StagedBuffers(dtype, relu, residual, True), geometry, sbuf_bytes)
+    everything = StagedBuffers(dtype, relu, residual, True, geometry.channel_tiles)
+    width, depth = largest_that_fits(everything, geometry, sbuf_bytes, geometry.channel_tiles)
     staging = training and need[0] and width.tiles > depth
-    buffers = StagedBuffers(dtype, relu, residual, staging).buffers(width, depth)
+    buffers = StagedBuffers(dtype, relu, residual, staging, geometry.channel_tiles).buffers(width, depth)
     return BackwardPlan(
         "staged",
         shape,
@@ -265,15 +278,21 @@ def two_read_plan(
     )
 
 
-def largest_that_fits(recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int) -> tuple[Width, int]:
-    """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first."""
+def largest_that_fits(
+    recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
+) -> tuple[Width, int]:
+    """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first.
+
+    The slots serve all tiles of ``rounds`` channel tiles.
+    """
     columns = WIDEST_TILE
     while columns >= NARROWEST_TILE:
         width = width_of(geometry, columns, recipe.chunk())
         fixed = total_bytes(recipe.buffers(width, 0))
         slot = total_bytes(recipe.buffers(width, 1)) - fixed
-        depth = min((sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot, width.tiles)
-        if depth >= 2 or depth == width.tiles:
+        most = width.tiles * rounds
+        depth = min((sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot, most)
+        if depth >= 2 or depth == most:
             return width, depth
         columns = columns // 2
     assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
