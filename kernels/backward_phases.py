@@ -55,6 +55,7 @@ class BackwardWork(nl.NKIObject):
     mask_slots: list[nl.NkiTensor]
     residual_slots: list[nl.NkiTensor]
     temporaries: list[nl.NkiTensor]
+    copies: list[nl.NkiTensor]
     partials: list[nl.NkiTensor]
     totals: list[nl.NkiTensor]
     blocks: list[Block]
@@ -84,6 +85,7 @@ def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWor
         allocate(plan.buffers, "mask", partitions),
         allocate(plan.buffers, "residual", partitions),
         allocate(plan.buffers, "work", partitions),
+        allocate(plan.buffers, "copy", partitions),
         allocate(plan.buffers, "partials", partitions),
         allocate(plan.buffers, "totals", partitions),
         allocate_blocks(share, flat[1], plan),
@@ -128,9 +130,12 @@ def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int, eps:
 
 
 def first_phase(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: int
+    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: int, stays: bool
 ) -> int:
-    """Mask dy of the tile in slot ``at``, stage it and add up; returns the number of chunks summed so far."""
+    """Mask dy of the tile in slot ``at``, stage it and add up; returns the number of chunks summed so far.
+
+    Of a tile that ``stays`` in its slot, x - hi is kept if phase 2 needs it.
+    """
     plan = work.plan
     dy = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
@@ -138,12 +143,13 @@ def first_phase(
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         if needs_sums(plan):
-            staged = staged_part(work, group, tile, at, chunks[i], chunk)
-            sum_chunk(work, group, part(dy, chunks[i]), part(x, chunks[i]), staged, chunk)
-            chunk += 1
-            close_group(group.partials[0], group.totals[0], chunk)
+            staged = staged_part(work, group, tile, at, chunks[i])
+            sum_gradient(group, part(dy, chunks[i]), staged, chunk)
             if needs_products(plan):
-                close_group(group.partials[1], group.totals[1], chunk)
+                sum_product(work, group, part(dy, chunks[i]), part(x, chunks[i]), chunk)
+            if stays and not plan.folded:
+                center(part(x, chunks[i]), part(x, chunks[i]), group.columns)
+            chunk += 1
         if plan.need_dx and not plan.training:
             dx = part(dy, chunks[i])
             nisa.activation(dst=dx, op=nl.copy, data=dx, scale=column(group.columns, SCALE))
@@ -194,17 +200,15 @@ def temporary(work: BackwardWork, group: ChannelTile, turn: int, chunk: Chunk) -
     return work.temporaries[turn % 2][0 : group.place.partitions, 0 : chunk.length]
 
 
-def staged_part(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int) -> nl.NkiTensor:
+def staged_part(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk) -> nl.NkiTensor:
     """Where Scalar's copy of dy' goes: the staged slot, or scratch if no tile leaves its slot."""
     if len(work.staged_slots) > 0:
         return part(slot_tile(work.staged_slots, at, group.place, tile), chunk)
-    return temporary(work, group, turn, chunk)
+    return work.copies[0][0 : group.place.partitions, 0 : chunk.length]
 
 
-def sum_chunk(
-    work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, staged: nl.NkiTensor, chunk: int
-) -> None:
-    """Partial sums of dy' (Scalar, which makes the staged copy) and of dy'*(x - hi) (Vector) over one chunk."""
+def sum_gradient(group: ChannelTile, dy: nl.NkiTensor, staged: nl.NkiTensor, chunk: int) -> None:
+    """Partial sum of dy' over one chunk, by Scalar, which makes the staged copy."""
     nisa.activation(
         dst=staged,
         op=nl.copy,
@@ -213,12 +217,18 @@ def sum_chunk(
         reduce_res=partial_at(group.partials[0], chunk),
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    if needs_products(work.plan):
-        product = work.temporaries[(chunk + 1) % 2][0 : group.place.partitions, 0 : x.shape[1]]
-        nisa.scalar_tensor_tensor(
-            dst=product, data=x, op0=nl.subtract, operand0=column(group.columns, HI), op1=nl.multiply, operand1=dy
-        )
-        add_columns(partial_at(group.partials[1], chunk), product)
+    close_group(group.partials[0], group.totals[0], chunk + 1)
+
+
+def sum_product(
+    work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, chunk: int
+) -> None:
+    """Partial sum of dy'*(x - hi) over one chunk, by Vector."""
+    product = work.temporaries[chunk % 2][0 : group.place.partitions, 0 : x.shape[1]]
+    hi = column(group.columns, HI)
+    nisa.scalar_tensor_tensor(dst=product, data=x, op0=nl.subtract, operand0=hi, op1=nl.multiply, operand1=dy)
+    add_columns(partial_at(group.partials[1], chunk), product)
+    close_group(group.partials[1], group.totals[1], chunk + 1)
 
 
 def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int) -> None:
@@ -253,15 +263,24 @@ def staged_load(
 
 
 def second_phase(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, gradient: nl.NkiTensor
+    tensors: BackwardTensors,
+    work: BackwardWork,
+    group: ChannelTile,
+    tile: Tile,
+    at: int,
+    gradient: nl.NkiTensor,
+    centred: bool,
 ) -> None:
-    """dx of a tile of which slot ``at`` holds x, and ``gradient`` dy' (in the slot of dy, or staged)."""
+    """dx of a tile of which slot ``at`` holds x, and ``gradient`` dy' (in the slot of dy, or staged).
+
+    ``centred``: x - hi stands in the place of x.
+    """
     dx = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         term = temporary(work, group, i, chunks[i])
-        input_term(term, part(x, chunks[i]), group.columns, work.plan.folded)
+        input_term(term, part(x, chunks[i]), group.columns, work.plan.folded or centred)
         nisa.scalar_tensor_tensor(
             dst=part(dx, chunks[i]),
             data=part(gradient, chunks[i]),
@@ -273,14 +292,19 @@ def second_phase(
     store_tile(tensors.dx, dx, group.place, tile)
 
 
-def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor, folded: bool) -> None:
-    """term = slope*(x - hi) + offset in float32; ``folded``: slope*x + offset with another offset.
+def center(dst: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
+    """dst = x - hi, by Scalar."""
+    nisa.activation(dst=dst, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
 
-    Folding errs by 2^-17 of slope*|mean|, which is 1/256 (bfloat16) or 1/32 (float16) of half a unit of x itself; for
-    float32 it would be 256 units.
+
+def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor, ready: bool) -> None:
+    """term = slope*(x - hi) + offset in float32; ``ready``: slope*x + offset, for x that is centred or folded.
+
+    Folding, with another offset, errs by 2^-17 of slope*|mean|, which is 1/256 (bfloat16) or 1/32 (float16) of half a
+    unit of x itself; for float32 it would be 256 units.
     """
     data = x
-    if not folded:
-        nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
+    if not ready:
+        center(term, x, columns)
         data = term
     nisa.activation(dst=term, op=nl.copy, data=data, scale=column(columns, SLOPE), bias=column(columns, OFFSET))

@@ -132,7 +132,7 @@ def input_gradient(
             load_gradient(tensors, work, group, work.tiles[j], j)
             mask_gradient(tensors, work, group, work.tiles[j], j)
             gradient = gradient_of(work, group, j)
-            second_phase(tensors, work, group, work.tiles[j], j, gradient)
+            second_phase(tensors, work, group, work.tiles[j], j, gradient, False)
     return dx
 
 

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import input_term
+from nki_bn.kernels.backward_phases import center, input_term
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.column_blocks import Block, block_of, group_columns, start_block, store_block
 from nki_bn.kernels.columns import (
     HI,
-    MINUS_HI,
     MINUS_OFFSET,
     MINUS_SCALE,
     RATIO,
@@ -309,7 +308,7 @@ def x_term(work: ResidentWork, step: Step, at: int) -> None:
     if work.plan.folded:
         input_term(term, x, columns, True)
     else:
-        nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
+        center(term, x, columns)
 
 
 def combine(work: ResidentWork, step: Step, at: int) -> None:

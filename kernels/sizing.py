@@ -103,14 +103,15 @@ def bands_of(channels: int, batches: int) -> int:
 
 
 def width_of(geometry: Geometry, columns: int, chunk: int) -> Width:
-    """``columns`` cut to what there is (whole batches, or equal pieces of one), with chunks of ``chunk`` columns."""
+    """Equal tiles of at most ``columns`` columns (of whole batches, or pieces of one), in chunks of ``chunk`` columns."""
     batches = geometry.batches
     positions = geometry.positions
     if positions > columns:
         pieces = ceil_div(positions, columns)
         piece = ceil_div(positions, pieces)
         return Width(piece, batches * pieces, batches * pieces * ceil_div(piece, chunk))
-    together = min(columns // positions, batches)
+    tiles = ceil_div(batches, columns // positions)
+    together = ceil_div(batches, tiles)
     tiles = ceil_div(batches, together)
     return Width(together * positions, tiles, tiles * ceil_div(together * positions, chunk))
 
@@ -134,6 +135,8 @@ class StagedBuffers(nl.NKIObject):
         buffers = [Buffer("dy", depth, width.columns, self.dtype), Buffer("x", depth, width.columns, self.dtype)]
         if self.staging:
             buffers.append(Buffer("staged", depth, width.columns, nl.bfloat16))
+        else:
+            buffers.append(Buffer("copy", 1, min(width.columns, CHUNK_COLUMNS), nl.bfloat16))
         if self.relu != "none":
             buffers.append(Buffer("mask", depth, width.columns, nl.uint8))
         if self.residual:
@@ -281,7 +284,7 @@ def two_read_plan(
 def largest_that_fits(
     recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
 ) -> tuple[Width, int]:
-    """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first.
+    """The widest tile of which two slots fit, and as many slots as fit and are of use: depth is given up first.
 
     The slots serve all tiles of ``rounds`` channel tiles.
     """
@@ -290,9 +293,8 @@ def largest_that_fits(
         width = width_of(geometry, columns, recipe.chunk())
         fixed = total_bytes(recipe.buffers(width, 0))
         slot = total_bytes(recipe.buffers(width, 1)) - fixed
-        most = width.tiles * rounds
-        depth = min((sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot, most)
-        if depth >= 2 or depth == most:
-            return width, depth
+        depth = (sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot
+        if depth >= 2:
+            return width, min(depth, width.tiles * rounds)
         columns = columns // 2
     assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"

@@ -134,7 +134,7 @@ def sum_tiles(tensors: BackwardTensors, work: BackwardWork, loads: list[Load], f
         at = first + i
         load = loads[at]
         load_ahead(tensors, work, loads, at, done)
-        chunks = first_phase(tensors, work, load.group, load.tile, at, chunks)
+        chunks = first_phase(tensors, work, load.group, load.tile, at, chunks, i >= left)
         if i < left:
             if needs_input_sums(work.plan):
                 staged_store(work, load.group, load.tile, at, load.staged_hbm)
@@ -156,4 +156,4 @@ def visit(tensors: BackwardTensors, work: BackwardWork, load: Load, at: int) -> 
     if load.returns:
         slots = work.staged_slots
     gradient = slot_tile(slots, at, load.group.place, load.tile)
-    second_phase(tensors, work, load.group, load.tile, at, gradient)
+    second_phase(tensors, work, load.group, load.tile, at, gradient, not load.returns and not work.plan.folded)
