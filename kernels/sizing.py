@@ -284,17 +284,18 @@ def two_read_plan(
 def largest_that_fits(
     recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
 ) -> tuple[Width, int]:
-    """The widest tile of which two slots fit, and as many slots as fit and are of use: depth is given up first.
+    """The widest tile of which two slots fit and are used, and as many slots as fit: depth is given up first.
 
-    The slots serve all tiles of ``rounds`` channel tiles.
+    The slots serve all tiles of ``rounds`` channel tiles. One slot is enough for a tile that is one instruction.
     """
     columns = WIDEST_TILE
     while columns >= NARROWEST_TILE:
         width = width_of(geometry, columns, recipe.chunk())
         fixed = total_bytes(recipe.buffers(width, 0))
         slot = total_bytes(recipe.buffers(width, 1)) - fixed
-        depth = (sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot
-        if depth >= 2:
-            return width, min(depth, width.tiles * rounds)
+        fitting = (sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot
+        depth = min(fitting, width.tiles * rounds)
+        if depth >= 2 or (fitting >= 2 and width.columns <= CHUNK_COLUMNS):
+            return width, depth
         columns = columns // 2
     assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
