@@ -59,6 +59,7 @@ class BackwardWork(nl.NKIObject):
     partials: list[nl.NkiTensor]
     totals: list[nl.NkiTensor]
     blocks: list[Block]
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class ChannelTile(nl.NKIObject):
     totals: list[nl.NkiTensor]
 
 
-def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWork:
+def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan, eps: float) -> BackwardWork:
     """The slots, temporaries and columns of the plan's list."""
     partitions = min(flat[1], nl.tile_size.pmax) * plan.bands
     share = share_of_core(flat, plan.split)
@@ -89,6 +90,7 @@ def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWor
         allocate(plan.buffers, "partials", partitions),
         allocate(plan.buffers, "totals", partitions),
         allocate_blocks(share, flat[1], plan),
+        eps,
     )
 
 
@@ -121,12 +123,11 @@ def channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int) -> Ch
     return ChannelTile(place, group_columns(block_of(work.blocks, index), index), partials, totals)
 
 
-def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int, eps: float) -> None:
-    """Make the columns of channel tile ``index``, if it is the first of a block, and of the block that starts behind it."""
+def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int) -> None:
+    """Make the columns of the block that starts with channel tile ``index``, if one does."""
     for i in range(len(work.blocks)):
-        first = work.blocks[i].first
-        if first == index + 1 or (first == index and i == 0):
-            start_block(tensors, work.plan, work.blocks[i], eps)
+        if work.blocks[i].first == index:
+            start_block(tensors, work.plan, work.blocks[i], work.eps)
 
 
 def first_phase(
@@ -158,10 +159,14 @@ def first_phase(
     return chunk
 
 
-def load_gradient(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
-    """Load dy of a tile, and x, mask and residual where they are used."""
-    plan = work.plan
+def load_dy(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Load dy of a tile."""
     load_tile(slot_tile(work.dy_slots, at, group.place, tile), tensors.dy, group.place, tile)
+
+
+def load_beside_dy(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Load x, mask and residual of a tile where they are used."""
+    plan = work.plan
     if needs_products(plan) or plan.relu == "recompute":
         load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
     if plan.relu == "mask":

@@ -19,7 +19,8 @@ from nki_bn.kernels.backward_phases import (
     ChannelTile,
     allocate_work,
     channel_tile,
-    load_gradient,
+    load_beside_dy,
+    load_dy,
     mask_gradient,
     second_phase,
     start_columns,
@@ -120,16 +121,17 @@ def input_gradient(
         dbeta,
         None,
     )
-    work = allocate_work(flat, plan)
+    work = allocate_work(flat, plan, eps)
     for i in range(work.share.first, work.share.last):
-        start_columns(tensors, work, i, eps)
+        start_columns(tensors, work, i)
         group = channel_tile(tensors, work, i)
         rows = nl.ds(group.place.channel, group.place.channels)
         load_column(group.columns, DGAMMA, dgamma[rows, :], plan.bands)
         load_column(group.columns, SUMS, dbeta[rows, :], plan.bands)
         input_coefficients(group.columns, count, plan.folded)
         for j in range(len(work.tiles)):
-            load_gradient(tensors, work, group, work.tiles[j], j)
+            load_dy(tensors, work, group, work.tiles[j], j)
+            load_beside_dy(tensors, work, group, work.tiles[j], j)
             mask_gradient(tensors, work, group, work.tiles[j], j)
             gradient = gradient_of(work, group, j)
             second_phase(tensors, work, group, work.tiles[j], j, gradient, False)

@@ -27,7 +27,8 @@ from nki_bn.kernels.backward_phases import (
     channel_tile,
     finish_sums,
     first_phase,
-    load_gradient,
+    load_beside_dy,
+    load_dy,
     second_phase,
     staged_load,
     staged_store,
@@ -62,13 +63,13 @@ def staged_gradients(
     tensors: BackwardTensors, flat: tuple[int, int, int], plan: BackwardPlan, eps: float, count: int
 ) -> None:
     """All gradients of this core's share; ``count`` is N."""
-    work = allocate_work(flat, plan)
+    work = allocate_work(flat, plan, eps)
     loads = loads_of(tensors, work)
     done = Progress()
     at = 0
     for i in range(work.share.first, work.share.last):
-        start_columns(tensors, work, i, eps)
         chunks = sum_tiles(tensors, work, loads, at, done)
+        start_columns(tensors, work, i + 1)
         at += len(work.tiles)
         turn(work, loads[at - 1].group, chunks, count)
         block = block_of(work.blocks, i)
@@ -118,12 +119,19 @@ def load_ahead(tensors: BackwardTensors, work: BackwardWork, loads: list[Load], 
     while done.loaded < len(loads) and done.loaded - slots < done.freed:
         if done.loaded > at + 1 and done.loaded >= slots and done.loaded - slots == done.freed - 1:
             return
-        load = loads[done.loaded]
-        if load.returns:
-            staged_load(tensors, work, load.group, load.tile, done.loaded, load.staged_hbm)
-        else:
-            load_gradient(tensors, work, load.group, load.tile, done.loaded)
+        fill_slot(tensors, work, loads[done.loaded], done.loaded)
         done.loaded += 1
+
+
+def fill_slot(tensors: BackwardTensors, work: BackwardWork, load: Load, at: int) -> None:
+    """Load number ``at``. The first columns come between dy and x of the first tile: they are needed with x."""
+    if load.returns:
+        staged_load(tensors, work, load.group, load.tile, at, load.staged_hbm)
+        return
+    load_dy(tensors, work, load.group, load.tile, at)
+    if at == 0:
+        start_columns(tensors, work, work.share.first)
+    load_beside_dy(tensors, work, load.group, load.tile, at)
 
 
 def sum_tiles(tensors: BackwardTensors, work: BackwardWork, loads: list[Load], first: int, done: Progress) -> int:
