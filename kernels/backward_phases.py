@@ -225,9 +225,7 @@ def sum_gradient(group: ChannelTile, dy: nl.NkiTensor, staged: nl.NkiTensor, chu
     close_group(group.partials[0], group.totals[0], chunk + 1)
 
 
-def sum_product(
-    work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, chunk: int
-) -> None:
+def sum_product(work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, chunk: int) -> None:
     """Partial sum of dy'*(x - hi) over one chunk, by Vector."""
     product = work.temporaries[chunk % 2][0 : group.place.partitions, 0 : x.shape[1]]
     hi = column(group.columns, HI)

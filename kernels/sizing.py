@@ -22,6 +22,8 @@ WIDEST_TILE = 16384
 NARROWEST_TILE = 64
 # Bytes per partition left free: sources disagree by this much about what a kernel may use of SBUF on trn2.
 SBUF_SLACK_BYTES = 256
+# From this number of channel tiles on, one more for one core costs less than to exchange the sums of all of them.
+MANY_TILES = 9
 # Channel tiles whose columns the backward makes together.
 BLOCK_TILES = 16
 
@@ -79,10 +81,11 @@ def geometry_of(shape: tuple[int, int, int], cores: int) -> Geometry:
 
 
 def split_of(batch: int, channels: int, spatial: int, cores: int) -> str:
-    """What the cores divide: channel tiles when they come out even, else batches, else space."""
+    """What the cores divide: channel tiles when they come out even or nearly so, else batches, else space."""
     if cores == 1:
         return "none"
-    if ceil_div(channels, nl.tile_size.pmax) % 2 == 0:
+    tiles = ceil_div(channels, nl.tile_size.pmax)
+    if tiles % 2 == 0 or tiles >= MANY_TILES:
         return "channel"
     if batch % 2 == 0:
         return "batch"
@@ -103,7 +106,7 @@ def bands_of(channels: int, batches: int) -> int:
 
 
 def width_of(geometry: Geometry, columns: int, chunk: int) -> Width:
-    """Equal tiles of at most ``columns`` columns (of whole batches, or pieces of one), in chunks of ``chunk`` columns."""
+    """Equal tiles of at most ``columns`` columns (whole batches, or pieces of one), in chunks of ``chunk`` columns."""
     batches = geometry.batches
     positions = geometry.positions
     if positions > columns:
@@ -144,7 +147,7 @@ class StagedBuffers(nl.NKIObject):
         buffers.append(Buffer("work", 2, min(width.columns, CHUNK_COLUMNS), nl.float32))
         buffers.append(Buffer("partials", 2, min(width.chunks, PARTIAL_COLUMNS), nl.float32))
         buffers.append(Buffer("totals", 2, ceil_div(width.chunks, PARTIAL_COLUMNS), nl.float32))
-        # Two blocks by turns, where there can be two: the last channel tile, if it has fewer channels, is one for itself.
+        # Two blocks by turns, where there can be two: a last channel tile with fewer channels is one for itself.
         groups = min(self.channel_tiles, BLOCK_TILES)
         buffers.append(Buffer("columns", min(self.channel_tiles, 2), COLUMN_COUNT * groups, nl.float32))
         buffers.append(Buffer("flag", 1, 4 * ceil_div(groups, 4), nl.uint8))

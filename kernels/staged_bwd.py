@@ -11,9 +11,9 @@
                         Vector  dx = scale*dy' - t, in the slot of dy
                         store dx
 
-Loads are numbered through all channel tiles, and load number ``at`` goes into slot ``at`` of the ring. They run ahead of
-the work as far as slots have been emptied, also into the next channel tile. With frozen statistics dx = scale*dy' needs
-no sums, so phase 1 stores it.
+Loads are numbered through all channel tiles, and the slots of a ring take them in turn. They run ahead of the work as
+far as slots have been emptied, also into the next channel tile. With frozen statistics dx = scale*dy' needs no sums, so
+phase 1 stores it.
 """
 
 from dataclasses import dataclass
