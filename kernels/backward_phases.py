@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two phases of the backward over the tiles of one channel tile; see batch_norm_bwd.py for the whole."""
+"""The two phases of the backward over the tiles of one channel tile; see staged_bwd.py for the whole."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,31 +7,24 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_products, needs_sums
+from nki_bn.kernels.column_blocks import Block, block_of, load_block, set_columns, start_block
 from nki_bn.kernels.columns import (
-    BETA,
-    DGAMMA,
-    GAMMA,
     HI,
-    MEAN,
     MINUS_HI,
     OFFSET,
     SCALE,
     SLOPE,
     SUMS,
-    VAR,
     column,
     column_tile,
     combine_bands,
     exchange_sums,
     gamma_gradient,
-    load_column,
-    reciprocal_root,
-    scale_and_shift,
-    split_mean,
 )
 from nki_bn.kernels.elementwise import passed, pre_activation
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, allocate
-from nki_bn.kernels.sizing import CHUNK_COLUMNS
+from nki_bn.kernels.plan import BackwardPlan, allocate
+from nki_bn.kernels.sizing import BLOCK_TILES, CHUNK_COLUMNS
 from nki_bn.kernels.sums import add_columns, close_group, partial_at, total_of
 from nki_bn.kernels.tiling import (
     Chunk,
@@ -45,32 +38,16 @@ from nki_bn.kernels.tiling import (
     share_of_core,
     slot_tile,
     store_tile,
+    tiles_of,
 )
 
 
 @dataclass(frozen=True)
-class BackwardTensors(nl.NKIObject):
-    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none."""
-
-    dy: nl.NkiTensor
-    x: nl.NkiTensor
-    means: nl.NkiTensor
-    variances: nl.NkiTensor
-    gamma: nl.NkiTensor
-    beta: nl.NkiTensor
-    mask: nl.NkiTensor
-    residual: nl.NkiTensor
-    dx: nl.NkiTensor
-    dgamma: nl.NkiTensor
-    dbeta: nl.NkiTensor
-    dresidual: nl.NkiTensor
-
-
-@dataclass(frozen=True)
 class BackwardWork(nl.NKIObject):
-    """What a core works with: its share, the plan, and the SBUF tiles that live through the launch."""
+    """What a core works with: its share, its tiles, the plan, and what lives in SBUF through the launch."""
 
     share: Share
+    tiles: list[Tile]
     plan: BackwardPlan
     dy_slots: list[nl.NkiTensor]
     x_slots: list[nl.NkiTensor]
@@ -78,6 +55,11 @@ class BackwardWork(nl.NKIObject):
     mask_slots: list[nl.NkiTensor]
     residual_slots: list[nl.NkiTensor]
     temporaries: list[nl.NkiTensor]
+    copies: list[nl.NkiTensor]
+    partials: list[nl.NkiTensor]
+    totals: list[nl.NkiTensor]
+    blocks: list[Block]
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -90,11 +72,13 @@ class ChannelTile(nl.NKIObject):
     totals: list[nl.NkiTensor]
 
 
-def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWork:
-    """The slots and temporaries of the plan's list."""
+def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan, eps: float) -> BackwardWork:
+    """The slots, temporaries and columns of the plan's list."""
     partitions = min(flat[1], nl.tile_size.pmax) * plan.bands
+    share = share_of_core(flat, plan.split)
     return BackwardWork(
-        share_of_core(flat, plan.split),
+        share,
+        tiles_of(share, plan.bands, plan.f_tile),
         plan,
         allocate(plan.buffers, "dy", partitions),
         allocate(plan.buffers, "x", partitions),
@@ -102,62 +86,71 @@ def allocate_work(flat: tuple[int, int, int], plan: BackwardPlan) -> BackwardWor
         allocate(plan.buffers, "mask", partitions),
         allocate(plan.buffers, "residual", partitions),
         allocate(plan.buffers, "work", partitions),
+        allocate(plan.buffers, "copy", partitions),
+        allocate(plan.buffers, "partials", partitions),
+        allocate(plan.buffers, "totals", partitions),
+        allocate_blocks(share, flat[1], plan),
+        eps,
     )
 
 
-def start_channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int, eps: float) -> ChannelTile:
-    """Load the columns of one channel tile and derive what phase 1 needs."""
-    plan = work.plan
-    place = place_of(work.share, plan.bands, index, tensors.means.shape[0])
-    columns = column_tile(allocate(plan.buffers, "columns", place.partitions)[0], place.partitions, 1)
-    flag = allocate(plan.buffers, "flag", place.partitions)[0][:, 0:1]
-    rows = nl.ds(place.channel, place.channels)
-    load_column(columns, MEAN, tensors.means[rows], plan.bands)
-    load_column(columns, VAR, tensors.variances[rows], plan.bands)
-    load_column(columns, GAMMA, tensors.gamma[rows, :], plan.bands)
-    if plan.relu == "recompute":
-        load_column(columns, BETA, tensors.beta[rows, :], plan.bands)
-    reciprocal_root(columns, flag, eps)
-    split_mean(columns)
-    scale_and_shift(columns, plan.relu == "recompute")
-    partials = allocate(plan.buffers, "partials", place.partitions)
-    totals = allocate(plan.buffers, "totals", place.partitions)
-    return ChannelTile(place, columns, partials, totals)
+def allocate_blocks(share: Share, channels: int, plan: BackwardPlan) -> list[Block]:
+    """The blocks of a core's channel tiles, of which two have their columns in SBUF at a time."""
+    partitions = min(channels, nl.tile_size.pmax) * plan.bands
+    sets = allocate(plan.buffers, "columns", partitions)
+    flag = allocate(plan.buffers, "flag", partitions)[0]
+    blocks: list[Block] = []
+    first = share.first
+    while first < share.last:
+        place = place_of(share, plan.bands, first, channels)
+        alike = (channels - place.channel) // place.channels
+        groups = min(share.last - first, BLOCK_TILES, alike)
+        lanes = place.partitions
+        columns = column_tile(sets[len(blocks) % len(sets)], lanes, groups)
+        blocks.append(Block(first, groups, place.channel, place.channels, lanes, columns, flag[0:lanes, 0:groups]))
+        first += groups
+    return blocks
 
 
-def needs_input_sums(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether dx needs the sums over the data."""
-    return plan.training and plan.need_dx
+def channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int) -> ChannelTile:
+    """The place, columns and sums of one channel tile."""
+    place = place_of(work.share, work.plan.bands, index, tensors.means.shape[0])
+    partials: list[nl.NkiTensor] = []
+    totals: list[nl.NkiTensor] = []
+    for i in range(2):
+        partials.append(work.partials[i][0 : place.partitions, :])
+        totals.append(work.totals[i][0 : place.partitions, :])
+    return ChannelTile(place, set_columns(block_of(work.blocks, index), index), partials, totals)
 
 
-def needs_products(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether the sum of dy'*(x - hi) is used."""
-    return plan.need_dgamma or needs_input_sums(plan)
-
-
-def needs_sums(plan: BackwardPlan | ResidentPlan) -> bool:
-    """Whether any of the two sums is used."""
-    return plan.need_dbeta or needs_products(plan)
+def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int) -> None:
+    """Make the columns of the block that starts with channel tile ``index``, if one does."""
+    for i in range(len(work.blocks)):
+        if work.blocks[i].first == index:
+            load_block(tensors, work.plan, work.blocks[i])
+            start_block(work.plan, work.blocks[i], work.eps)
 
 
 def first_phase(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int, chunk: int
+    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: int, stays: bool
 ) -> int:
-    """Mask dy of tile ``at``, stage it and add up; returns the number of chunks summed so far."""
+    """Mask dy of the tile in slot ``at``, stage it and add up; returns the number of chunks summed so far.
+
+    Of a tile that ``stays`` in its slot, x - hi is kept if phase 2 needs it.
+    """
     plan = work.plan
-    tile = tiles[at]
     dy = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
     mask_gradient(tensors, work, group, tile, at)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         if needs_sums(plan):
-            staged = staged_part(work, group, tile, at, chunks[i], chunk)
-            last = at == len(tiles) - 1 and i == len(chunks) - 1
-            sum_chunk(work, group, part(dy, chunks[i]), part(x, chunks[i]), staged, chunk)
-            close_group(group.partials[0], group.totals[0], chunk, last)
+            staged = staged_part(work, group, tile, at, chunks[i])
+            sum_gradient(group, part(dy, chunks[i]), staged, chunk)
             if needs_products(plan):
-                close_group(group.partials[1], group.totals[1], chunk, last)
+                sum_product(work, group, part(dy, chunks[i]), part(x, chunks[i]), chunk)
+            if stays and not plan.folded:
+                center(part(x, chunks[i]), part(x, chunks[i]), group.columns)
             chunk += 1
         if plan.need_dx and not plan.training:
             dx = part(dy, chunks[i])
@@ -167,10 +160,14 @@ def first_phase(
     return chunk
 
 
-def load_gradient(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
-    """Load dy of a tile, and x, mask and residual where they are used."""
-    plan = work.plan
+def load_dy(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Load dy of a tile."""
     load_tile(slot_tile(work.dy_slots, at, group.place, tile), tensors.dy, group.place, tile)
+
+
+def load_beside_dy(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int) -> None:
+    """Load x, mask and residual of a tile where they are used."""
+    plan = work.plan
     if needs_products(plan) or plan.relu == "recompute":
         load_tile(slot_tile(work.x_slots, at, group.place, tile), tensors.x, group.place, tile)
     if plan.relu == "mask":
@@ -209,17 +206,15 @@ def temporary(work: BackwardWork, group: ChannelTile, turn: int, chunk: Chunk) -
     return work.temporaries[turn % 2][0 : group.place.partitions, 0 : chunk.length]
 
 
-def staged_part(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk, turn: int) -> nl.NkiTensor:
+def staged_part(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chunk: Chunk) -> nl.NkiTensor:
     """Where Scalar's copy of dy' goes: the staged slot, or scratch if no tile leaves its slot."""
     if len(work.staged_slots) > 0:
         return part(slot_tile(work.staged_slots, at, group.place, tile), chunk)
-    return temporary(work, group, turn, chunk)
+    return work.copies[0][0 : group.place.partitions, 0 : chunk.length]
 
 
-def sum_chunk(
-    work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, staged: nl.NkiTensor, chunk: int
-) -> None:
-    """Partial sums of dy' (Scalar, which makes the staged copy) and of dy'*(x - hi) (Vector) over one chunk."""
+def sum_gradient(group: ChannelTile, dy: nl.NkiTensor, staged: nl.NkiTensor, chunk: int) -> None:
+    """Partial sum of dy' over one chunk, by Scalar, which makes the staged copy."""
     nisa.activation(
         dst=staged,
         op=nl.copy,
@@ -228,36 +223,32 @@ def sum_chunk(
         reduce_res=partial_at(group.partials[0], chunk),
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    if needs_products(work.plan):
-        product = work.temporaries[(chunk + 1) % 2][0 : group.place.partitions, 0 : x.shape[1]]
-        nisa.scalar_tensor_tensor(
-            dst=product, data=x, op0=nl.subtract, operand0=column(group.columns, HI), op1=nl.multiply, operand1=dy
-        )
-        add_columns(partial_at(group.partials[1], chunk), product)
+    close_group(group.partials[0], group.totals[0], chunk + 1)
 
 
-def finish_sums(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, chunks: int) -> None:
-    """The sums over all partials, bands and cores; dbeta and dgamma to HBM."""
+def sum_product(work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.NkiTensor, chunk: int) -> None:
+    """Partial sum of dy'*(x - hi) over one chunk, by Vector."""
+    product = work.temporaries[chunk % 2][0 : group.place.partitions, 0 : x.shape[1]]
+    hi = column(group.columns, HI)
+    nisa.scalar_tensor_tensor(dst=product, data=x, op0=nl.subtract, operand0=hi, op1=nl.multiply, operand1=dy)
+    add_columns(partial_at(group.partials[1], chunk), product)
+    close_group(group.partials[1], group.totals[1], chunk + 1)
+
+
+def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int) -> None:
+    """The sums over all partials, bands and cores, and dgamma."""
     plan = work.plan
     columns = group.columns
-    total_of(column(columns, SUMS), group.totals[0], chunks)
+    total_of(column(columns, SUMS), group.partials[0], group.totals[0], chunks)
     if needs_products(plan):
-        total_of(column(columns, SUMS + 1), group.totals[1], chunks)
+        total_of(column(columns, SUMS + 1), group.partials[1], group.totals[1], chunks)
     else:
         nisa.memset(dst=column(columns, SUMS + 1), value=0.0)
     combine_bands(columns, group.place.channels, plan.bands)
-    shared = plan.split == "batch" or plan.split == "spatial"
-    if shared:
+    if plan.split == "batch" or plan.split == "spatial":
         exchange_sums(columns)
     if needs_products(plan):
         gamma_gradient(columns)
-    if not shared or nl.program_id(0) == 0:
-        channels = group.place.channels
-        rows = nl.ds(group.place.channel, channels)
-        if plan.need_dbeta:
-            nisa.dma_copy(dst=tensors.dbeta[rows, :], src=column(columns, SUMS)[0:channels, :])
-        if plan.need_dgamma:
-            nisa.dma_copy(dst=tensors.dgamma[rows, :], src=column(columns, DGAMMA)[0:channels, :])
 
 
 def staged_store(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, staged_hbm: Any) -> None:
@@ -276,15 +267,24 @@ def staged_load(
 
 
 def second_phase(
-    tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tile: Tile, at: int, gradient: nl.NkiTensor
+    tensors: BackwardTensors,
+    work: BackwardWork,
+    group: ChannelTile,
+    tile: Tile,
+    at: int,
+    gradient: nl.NkiTensor,
+    centred: bool,
 ) -> None:
-    """dx of a tile of which slot ``at`` holds x, and ``gradient`` dy' (in the slot of dy, or staged)."""
+    """dx of a tile of which slot ``at`` holds x, and ``gradient`` dy' (in the slot of dy, or staged).
+
+    ``centred``: x - hi stands in the place of x.
+    """
     dx = slot_tile(work.dy_slots, at, group.place, tile)
     x = slot_tile(work.x_slots, at, group.place, tile)
     chunks = chunks_of(tile, CHUNK_COLUMNS)
     for i in range(len(chunks)):
         term = temporary(work, group, i, chunks[i])
-        input_term(term, part(x, chunks[i]), group.columns, work.plan.folded)
+        input_term(term, part(x, chunks[i]), group.columns, work.plan.folded or centred)
         nisa.scalar_tensor_tensor(
             dst=part(dx, chunks[i]),
             data=part(gradient, chunks[i]),
@@ -296,14 +296,19 @@ def second_phase(
     store_tile(tensors.dx, dx, group.place, tile)
 
 
-def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor, folded: bool) -> None:
-    """term = slope*(x - hi) + offset in float32; ``folded``: slope*x + offset with another offset.
+def center(dst: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
+    """dst = x - hi, by Scalar."""
+    nisa.activation(dst=dst, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
 
-    Folding errs by 2^-17 of slope*|mean|, which is 1/256 (bfloat16) or 1/32 (float16) of half a unit of x itself; for
-    float32 it would be 256 units.
+
+def input_term(term: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor, ready: bool) -> None:
+    """term = slope*(x - hi) + offset in float32; ``ready``: slope*x + offset, for x that is centred or folded.
+
+    Folding, with another offset, errs by 2^-17 of slope*|mean|, which is 1/256 (bfloat16) or 1/32 (float16) of half a
+    unit of x itself; for float32 it would be 256 units.
     """
     data = x
-    if not folded:
-        nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
+    if not ready:
+        center(term, x, columns)
         data = term
     nisa.activation(dst=term, op=nl.copy, data=data, scale=column(columns, SLOPE), bias=column(columns, OFFSET))

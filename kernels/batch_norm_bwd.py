@@ -1,46 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch-norm backward: gradients of input, scale, shift and residual.
-
-Strategy ``staged``: two phases over the data of one channel tile, channels on partitions.
-
-    phase 1, per tile:  load dy, x (mask)      dy' = dy where the ReLU let it through
-                        Scalar  staged = bf16(dy'), sum dy'
-                        Vector  sum dy'*(x - hi)
-                        store staged, except for the last `interleave` tiles, which stay in their slots
-    turn:               bands and cores add their sums; dbeta, dgamma, slope and offset per channel
-    phase 2, per tile:  the resident tiles first, with dy' as it is; then load x, staged
-                        Scalar  t = slope*(x - hi) + offset
-                        Vector  dx = scale*dy' - t, in the slot of dy
-                        store dx
-
-Both phases use the same rotating slots. With frozen statistics dx = scale*dy' needs no sums, so phase 1 stores it.
-"""
+"""Batch-norm backward: gradients of input, scale, shift and residual; the plan says by which strategy."""
 
 from typing import Any
 
 import nki
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import (
-    BackwardTensors,
-    BackwardWork,
-    ChannelTile,
-    allocate_work,
-    finish_sums,
-    first_phase,
-    load_gradient,
-    needs_input_sums,
-    needs_sums,
-    second_phase,
-    staged_load,
-    staged_store,
-    start_channel_tile,
-)
-from nki_bn.kernels.columns import input_coefficients
+from nki_bn.kernels.backward_tensors import BackwardTensors
 from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
 from nki_bn.kernels.resident_bwd import resident_gradients
 from nki_bn.kernels.sizing import staged_plan
-from nki_bn.kernels.tiling import Tile, check_made_for, flattened, output, slot_tile, tiles_ahead, tiles_of
+from nki_bn.kernels.staged_bwd import staged_gradients
+from nki_bn.kernels.tiling import check_made_for, flattened, output
 
 
 @nki.jit
@@ -112,9 +83,7 @@ def batch_norm_bwd(
     if plan.strategy == "resident" or plan.strategy == "reread":
         resident_gradients(tensors, flat, plan, eps, count)
     else:
-        work = allocate_work(flat, plan)
-        for i in range(work.share.first, work.share.last):
-            gradients(tensors, work, i, eps, count)
+        staged_gradients(tensors, flat, plan, eps, count)
     if plan.need_dresidual:
         return dx, dgamma, dbeta, dresidual
     return dx, dgamma, dbeta
@@ -161,45 +130,3 @@ def check_plan(plan: BackwardPlan | ResidentPlan, relu: str, with_residual: bool
     assert plan.residual == with_residual, (
         f"the plan is made for residual {plan.residual}, the arguments ask for {with_residual}"
     )
-
-
-def gradients(tensors: BackwardTensors, work: BackwardWork, index: int, eps: float, count: int) -> None:
-    """Both phases for the channels of one tile; ``count`` is N."""
-    plan = work.plan
-    group = start_channel_tile(tensors, work, index, eps)
-    tiles = tiles_of(work.share, plan.bands, plan.f_tile)
-    resident = min(len(tiles), plan.interleave)
-    moved = 0
-    if needs_input_sums(plan):
-        moved = len(tiles) - resident
-    staged_hbm = None
-    if moved > 0:
-        staged_hbm = nl.ndarray((group.place.partitions, tiles[moved].column), dtype=nl.bfloat16, buffer=nl.private_hbm)
-    ahead = tiles_ahead(plan.interleave)
-    chunk = 0
-    for i in range(len(tiles) + ahead):
-        if i < len(tiles):
-            load_gradient(tensors, work, group, tiles[i], i)
-        if i >= ahead:
-            chunk = first_phase(tensors, work, group, tiles, i - ahead, chunk)
-            if i - ahead < moved:
-                staged_store(work, group, tiles[i - ahead], i - ahead, staged_hbm)
-    if needs_sums(plan):
-        finish_sums(tensors, work, group, chunk)
-    if needs_input_sums(plan):
-        input_coefficients(group.columns, count, plan.folded)
-        # The visit after the last tile is to tile 0: the slots go on round, and the resident tiles come first.
-        for at in range(moved, len(tiles) + moved + ahead):
-            if at >= len(tiles) and at < len(tiles) + moved:
-                staged_load(tensors, work, group, tiles[at - len(tiles)], at, staged_hbm)
-            if at - ahead >= moved:
-                visit(tensors, work, group, tiles, at - ahead)
-
-
-def visit(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int) -> None:
-    """Phase 2 of the tile in slot ``at``: one that never left it, or past the last tile one that came back."""
-    tile = tiles[at % len(tiles)]
-    slots = work.dy_slots
-    if at >= len(tiles):
-        slots = work.staged_slots
-    second_phase(tensors, work, group, tile, at, slot_tile(slots, at, group.place, tile))

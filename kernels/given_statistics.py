@@ -15,22 +15,24 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_bn.kernels.backward_phases import (
-    BackwardTensors,
     BackwardWork,
     ChannelTile,
     allocate_work,
-    load_gradient,
+    channel_tile,
+    load_beside_dy,
+    load_dy,
     mask_gradient,
     second_phase,
-    start_channel_tile,
+    start_columns,
 )
+from nki_bn.kernels.backward_tensors import BackwardTensors
 from nki_bn.kernels.batch_norm_bwd import check_arguments, check_plan, relu_mode_of
 from nki_bn.kernels.columns import DGAMMA, MEAN, SCRATCH, SUMS, VAR, column, input_coefficients, load_column
 from nki_bn.kernels.forward_phases import ForwardTensors, make_statistics, store_column, writes_columns
 from nki_bn.kernels.forward_phases import allocate_work as allocate_forward
 from nki_bn.kernels.forward_phases import start_channel_tile as start_forward
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
-from nki_bn.kernels.tiling import Tile, check_made_for, flattened, output, slot_tile, tiles_of
+from nki_bn.kernels.tiling import check_made_for, flattened, output, slot_tile, tiles_of
 
 
 @nki.jit
@@ -119,27 +121,28 @@ def input_gradient(
         dbeta,
         None,
     )
-    work = allocate_work(flat, plan)
+    work = allocate_work(flat, plan, eps)
     for i in range(work.share.first, work.share.last):
-        group = start_channel_tile(tensors, work, i, eps)
+        start_columns(tensors, work, i)
+        group = channel_tile(tensors, work, i)
         rows = nl.ds(group.place.channel, group.place.channels)
         load_column(group.columns, DGAMMA, dgamma[rows, :], plan.bands)
         load_column(group.columns, SUMS, dbeta[rows, :], plan.bands)
         input_coefficients(group.columns, count, plan.folded)
-        tiles = tiles_of(work.share, plan.bands, plan.f_tile)
-        for j in range(len(tiles)):
-            load_gradient(tensors, work, group, tiles[j], j)
-            mask_gradient(tensors, work, group, tiles[j], j)
-            gradient = gradient_of(work, group, tiles, j)
-            second_phase(tensors, work, group, tiles[j], j, gradient)
+        for j in range(len(work.tiles)):
+            load_dy(tensors, work, group, work.tiles[j], j)
+            load_beside_dy(tensors, work, group, work.tiles[j], j)
+            mask_gradient(tensors, work, group, work.tiles[j], j)
+            gradient = gradient_of(work, group, j)
+            second_phase(tensors, work, group, work.tiles[j], j, gradient, False)
     return dx
 
 
-def gradient_of(work: BackwardWork, group: ChannelTile, tiles: list[Tile], at: int) -> nl.NkiTensor:
+def gradient_of(work: BackwardWork, group: ChannelTile, at: int) -> nl.NkiTensor:
     """dy' of tile ``at``, rounded to bfloat16 if the plain kernel would stage it."""
-    dy = slot_tile(work.dy_slots, at, group.place, tiles[at])
-    if at >= len(tiles) - work.plan.interleave:
+    dy = slot_tile(work.dy_slots, at, group.place, work.tiles[at])
+    if at >= len(work.tiles) - work.plan.interleave:
         return dy
-    staged = slot_tile(work.staged_slots, at, group.place, tiles[at])
+    staged = slot_tile(work.staged_slots, at, group.place, work.tiles[at])
     nisa.activation(dst=staged, op=nl.copy, data=dy)
     return staged

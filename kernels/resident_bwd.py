@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, needs_input_sums, needs_sums
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_sums
+from nki_bn.kernels.column_blocks import block_of, set_columns, store_block
 from nki_bn.kernels.plan import ResidentPlan
 from nki_bn.kernels.resident_geometry import Step, extent_of_core, steps_of
 from nki_bn.kernels.resident_stages import (
@@ -33,7 +34,6 @@ from nki_bn.kernels.resident_stages import (
     Visit,
     allocate_work,
     banks_of,
-    block_of,
     combine,
     combine_on_tensor,
     empty_bank,
@@ -52,7 +52,7 @@ from nki_bn.kernels.resident_stages import (
     sum_gradient,
     sum_product,
 )
-from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, set_columns, store_block, turn_step, turn_steps
+from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, turn_step, turn_steps
 from nki_bn.kernels.sizing import ceil_div
 
 
@@ -258,7 +258,7 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
     """Begin the turn of the group whose last sums are those of job ``at``; what the one before left comes first."""
     end_turn(work, done)
     step = work.jobs[at].step
-    block = block_of(work, step.group_first)
+    block = block_of(work.blocks, step.group_first)
     partials = None
     if not work.plan.tensor_sums:
         chunks = step.partial + 1

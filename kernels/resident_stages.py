@@ -6,20 +6,14 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, needs_input_sums, needs_products, needs_sums
-from nki_bn.kernels.columns import HI, MINUS_HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile
+from nki_bn.kernels.backward_phases import center
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
+from nki_bn.kernels.column_blocks import Block, block_of, load_block, set_columns, start_block
+from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import ResidentPlan, allocate
 from nki_bn.kernels.resident_geometry import Extent, Step, load_step, set_part, step_part, store_step
-from nki_bn.kernels.resident_turn import (
-    Block,
-    TurnTiles,
-    allocate_turn,
-    combines_by_tensor,
-    load_block,
-    set_columns,
-    start_block,
-)
+from nki_bn.kernels.resident_turn import TurnTiles, allocate_turn, combines_by_tensor
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.sums import add_columns
 from nki_bn.kernels.tensor_work import TensorWork, accumulate, allocate_tensor_work, combine_slice, make_diagonals
@@ -132,20 +126,15 @@ def load_columns(tensors: BackwardTensors, work: ResidentWork) -> None:
 def start_columns(work: ResidentWork, eps: float, count: int) -> None:
     """The columns of all sets, as far as they do not depend on the sums."""
     for i in range(len(work.blocks)):
-        start_block(work.plan, work.blocks[i], eps, count)
-
-
-def block_of(work: ResidentWork, number: int) -> Block:
-    """The block of a set."""
-    if number < work.blocks[0].first + work.blocks[0].sets:
-        return work.blocks[0]
-    return work.blocks[1]
+        start_block(work.plan, work.blocks[i], eps)
+        if needs_input_sums(work.plan):
+            share_columns(work.blocks[i].columns, count)
 
 
 def columns_of(work: ResidentWork, job: Job) -> nl.NkiTensor:
     """The columns of a job's set, on the lanes of its chunk."""
     number = job.step.first_set + job.number
-    return set_columns(block_of(work, number), number, 1)[0 : job.step.unit.lanes(), :, :]
+    return set_columns(block_of(work.blocks, number), number)[0 : job.step.unit.lanes(), :, :]
 
 
 def job_part(tiles: list[nl.NkiTensor], job: Job) -> nl.NkiTensor:
@@ -311,7 +300,7 @@ def prepare(work: ResidentWork, at: int) -> None:
     if work.plan.folded:
         affine(term, x, SLOPE, columns)
     else:
-        nisa.activation(dst=term, op=nl.copy, data=x, bias=column(columns, MINUS_HI))
+        center(term, x, columns)
 
 
 def affine(dst: nl.NkiTensor, data: nl.NkiTensor, factor: int, columns: nl.NkiTensor) -> None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-channel work of the ``resident`` strategies: the columns of all sets, and the turn between the phases of a group.
+"""The turn of a group between the phases of the ``resident`` strategies.
 
-Sets of equally many channels form a block. The columns of a block are made together, one per set, so that what does not
-depend on the data costs a few instructions for all of them. A turn is a chain of short instructions that wait for each
-other: it is given out step by step, to be issued between other work.
+It is a chain of short instructions that wait for each other, given out step by step, to be issued between other work.
 """
 
 from dataclasses import dataclass
@@ -11,11 +9,10 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_phases import BackwardTensors, needs_input_sums, needs_products
+from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products
+from nki_bn.kernels.column_blocks import Block, shares_channels
 from nki_bn.kernels.columns import (
-    BETA,
     DGAMMA,
-    GAMMA,
     KEEP_8_BITS,
     LO,
     MEAN,
@@ -30,35 +27,12 @@ from nki_bn.kernels.columns import (
     SCRATCH,
     SLOPE,
     SUMS,
-    VAR,
-    column,
     cut_column,
     difference_of,
-    load_column_aside,
     product_of,
-    reciprocal_root,
-    scale_and_shift,
-    share_columns,
-    split_mean,
 )
 from nki_bn.kernels.plan import ResidentPlan, allocate
 from nki_bn.kernels.tensor_work import TensorWork, add_accumulators
-
-
-@dataclass(frozen=True)
-class Block(nl.NKIObject):
-    """Sets ``first`` to ``first + sets`` of ``channels`` channels each, on ``lanes`` partitions.
-
-    ``columns`` is (lanes, columns, sets), ``flag`` (lanes, sets).
-    """
-
-    first: int
-    sets: int
-    channel: int
-    channels: int
-    lanes: int
-    columns: nl.NkiTensor
-    flag: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -97,37 +71,6 @@ def allocate_turn(plan: ResidentPlan) -> TurnTiles:
         rows = nl.ndarray((lanes, lanes), dtype=nl.float32, buffer=nl.psum)
         back = nl.ndarray((lanes, lanes), dtype=nl.float32, buffer=nl.psum)
     return TurnTiles(tiles[0], tiles[1], tiles[2], rows, back)
-
-
-def load_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> None:
-    """Load the columns of a block, and split the mean: phase 1 needs hi."""
-    columns = block.columns
-    rows = nl.ds(block.channel, block.sets * block.channels)
-    bands = block.lanes // block.channels
-    load_column_aside(columns, MEAN, tensors.means[rows], bands, block.sets)
-    load_column_aside(columns, VAR, tensors.variances[rows], bands, block.sets)
-    load_column_aside(columns, GAMMA, tensors.gamma[rows, :], bands, block.sets)
-    if plan.relu == "recompute":
-        load_column_aside(columns, BETA, tensors.beta[rows, :], bands, block.sets)
-    split_mean(columns)
-
-
-def start_block(plan: ResidentPlan, block: Block, eps: float, count: int) -> None:
-    """Derive from the columns of a block what does not depend on the sums."""
-    reciprocal_root(block.columns, block.flag, eps)
-    scale_and_shift(block.columns, plan.relu == "recompute")
-    if needs_input_sums(plan):
-        share_columns(block.columns, count)
-
-
-def set_columns(block: Block, number: int, sets: int) -> nl.NkiTensor:
-    """The columns of ``sets`` sets from ``number`` on, as (lanes, columns, sets)."""
-    return block.columns[:, :, nl.ds(number - block.first, sets)]
-
-
-def shares_channels(plan: ResidentPlan) -> bool:
-    """Whether both cores have a part of every channel."""
-    return plan.split == "batch" or plan.split == "spatial"
 
 
 def combines_by_tensor(plan: ResidentPlan) -> bool:
@@ -240,25 +183,3 @@ def exchanged(own: nl.NkiTensor, tiles: TurnTiles) -> nl.NkiTensor:
     received = tiles.received[0 : own.shape[0], 0 : own.shape[1]]
     nisa.sendrecv(src=own, dst=received, send_to_rank=other, recv_from_rank=other, pipe_id=0)
     return received
-
-
-def store_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> None:
-    """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
-    if shares_channels(plan) and nl.program_id(0) != 0:
-        return
-    if plan.need_dbeta:
-        store_column(tensors.dbeta, block, SUMS)
-    if plan.need_dgamma:
-        store_column(tensors.dgamma, block, DGAMMA)
-
-
-def store_column(tensor: nl.NkiTensor, block: Block, at: int) -> None:
-    """One value per channel to a [C, 1] tensor."""
-    rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
-    view = rows.reshape((block.sets, block.channels)).permute((1, 0))
-    nisa.dma_copy(
-        dst=view,
-        src=column(block.columns, at)[0 : block.channels, :],
-        dge_mode=nisa.dge_mode.hwdge,
-        engine=nisa.engine.scalar,
-    )

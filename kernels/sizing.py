@@ -22,16 +22,24 @@ WIDEST_TILE = 16384
 NARROWEST_TILE = 64
 # Bytes per partition left free: sources disagree by this much about what a kernel may use of SBUF on trn2.
 SBUF_SLACK_BYTES = 256
+# From this number of channel tiles on, one more for one core costs less than to exchange the sums of all of them.
+MANY_TILES = 9
+# Channel tiles whose columns the backward makes together.
+BLOCK_TILES = 16
 
 
 @dataclass(frozen=True)
 class Geometry(nl.NKIObject):
-    """How the data is divided: between cores, over bands of partitions, and what the larger share of a band is."""
+    """How the data is divided: between cores, over bands of partitions, and what the larger share of a band is.
+
+    ``channel_tiles`` are those of the core that has more of them.
+    """
 
     split: str
     bands: int
     batches: int
     positions: int
+    channel_tiles: int
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,18 @@ def geometry_of(shape: tuple[int, int, int], cores: int) -> Geometry:
     bands = 1
     if split != "batch" or batch % cores == 0:
         bands = bands_of(channels, batches)
-    return Geometry(split, bands, batches // bands, positions)
+    channel_tiles = ceil_div(channels, nl.tile_size.pmax)
+    if split == "channel":
+        channel_tiles = ceil_div(channel_tiles, cores)
+    return Geometry(split, bands, batches // bands, positions, channel_tiles)
 
 
 def split_of(batch: int, channels: int, spatial: int, cores: int) -> str:
-    """What the cores divide: channel tiles when they come out even, else batches, else space."""
+    """What the cores divide: channel tiles when they come out even or nearly so, else batches, else space."""
     if cores == 1:
         return "none"
-    if ceil_div(channels, nl.tile_size.pmax) % 2 == 0:
+    tiles = ceil_div(channels, nl.tile_size.pmax)
+    if tiles % 2 == 0 or tiles >= MANY_TILES:
         return "channel"
     if batch % 2 == 0:
         return "batch"
@@ -94,14 +106,15 @@ def bands_of(channels: int, batches: int) -> int:
 
 
 def width_of(geometry: Geometry, columns: int, chunk: int) -> Width:
-    """``columns`` cut to what there is (whole batches, or equal pieces of one), with chunks of ``chunk`` columns."""
+    """Equal tiles of at most ``columns`` columns (whole batches, or pieces of one), in chunks of ``chunk`` columns."""
     batches = geometry.batches
     positions = geometry.positions
     if positions > columns:
         pieces = ceil_div(positions, columns)
         piece = ceil_div(positions, pieces)
         return Width(piece, batches * pieces, batches * pieces * ceil_div(piece, chunk))
-    together = min(columns // positions, batches)
+    tiles = ceil_div(batches, columns // positions)
+    together = ceil_div(batches, tiles)
     tiles = ceil_div(batches, together)
     return Width(together * positions, tiles, tiles * ceil_div(together * positions, chunk))
 
@@ -114,6 +127,7 @@ class StagedBuffers(nl.NKIObject):
     relu: str
     residual: bool
     staging: bool
+    channel_tiles: int
 
     def chunk(self) -> int:
         """Columns per instruction."""
@@ -124,6 +138,8 @@ class StagedBuffers(nl.NKIObject):
         buffers = [Buffer("dy", depth, width.columns, self.dtype), Buffer("x", depth, width.columns, self.dtype)]
         if self.staging:
             buffers.append(Buffer("staged", depth, width.columns, nl.bfloat16))
+        else:
+            buffers.append(Buffer("copy", 1, min(width.columns, CHUNK_COLUMNS), nl.bfloat16))
         if self.relu != "none":
             buffers.append(Buffer("mask", depth, width.columns, nl.uint8))
         if self.residual:
@@ -131,8 +147,10 @@ class StagedBuffers(nl.NKIObject):
         buffers.append(Buffer("work", 2, min(width.columns, CHUNK_COLUMNS), nl.float32))
         buffers.append(Buffer("partials", 2, min(width.chunks, PARTIAL_COLUMNS), nl.float32))
         buffers.append(Buffer("totals", 2, ceil_div(width.chunks, PARTIAL_COLUMNS), nl.float32))
-        buffers.append(Buffer("columns", 1, COLUMN_COUNT, nl.float32))
-        buffers.append(Buffer("flag", 1, 4, nl.uint8))
+        # Two blocks by turns, where there can be two: a last channel tile with fewer channels is one for itself.
+        groups = min(self.channel_tiles, BLOCK_TILES)
+        buffers.append(Buffer("columns", min(self.channel_tiles, 2), COLUMN_COUNT * groups, nl.float32))
+        buffers.append(Buffer("flag", 1, 4 * ceil_div(groups, 4), nl.uint8))
         return buffers
 
 
@@ -160,9 +178,10 @@ def staged_plan(
     """
     geometry = geometry_of(shape, cores)
     # Sized as if everything were needed: the sums are then added in the same order whatever the outputs are.
-    width, depth = largest_that_fits(StagedBuffers(dtype, relu, residual, True), geometry, sbuf_bytes)
+    everything = StagedBuffers(dtype, relu, residual, True, geometry.channel_tiles)
+    width, depth = largest_that_fits(everything, geometry, sbuf_bytes, geometry.channel_tiles)
     staging = training and need[0] and width.tiles > depth
-    buffers = StagedBuffers(dtype, relu, residual, staging).buffers(width, depth)
+    buffers = StagedBuffers(dtype, relu, residual, staging, geometry.channel_tiles).buffers(width, depth)
     return BackwardPlan(
         "staged",
         shape,
@@ -265,15 +284,21 @@ def two_read_plan(
     )
 
 
-def largest_that_fits(recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int) -> tuple[Width, int]:
-    """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first."""
+def largest_that_fits(
+    recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
+) -> tuple[Width, int]:
+    """The widest tile of which two slots fit and are used, and as many slots as fit: depth is given up first.
+
+    The slots serve all tiles of ``rounds`` channel tiles. One slot is enough for a tile that is one instruction.
+    """
     columns = WIDEST_TILE
     while columns >= NARROWEST_TILE:
         width = width_of(geometry, columns, recipe.chunk())
         fixed = total_bytes(recipe.buffers(width, 0))
         slot = total_bytes(recipe.buffers(width, 1)) - fixed
-        depth = min((sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot, width.tiles)
-        if depth >= 2 or depth == width.tiles:
+        fitting = (sbuf_bytes - SBUF_SLACK_BYTES - fixed) // slot
+        depth = min(fitting, width.tiles * rounds)
+        if depth >= 2 or (fitting >= 2 and width.columns <= CHUNK_COLUMNS):
             return width, depth
         columns = columns // 2
     assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"

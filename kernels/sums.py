@@ -13,16 +13,22 @@ def partial_at(partials: nl.NkiTensor, chunk: int) -> nl.NkiTensor:
     return partials[:, at : at + 1]
 
 
-def close_group(partials: nl.NkiTensor, totals: nl.NkiTensor, chunk: int, last: bool) -> None:
-    """After chunk number ``chunk``: add a group of partials if it is full, or the ``last`` one."""
-    count = chunk % PARTIAL_COLUMNS + 1
-    if count == PARTIAL_COLUMNS or last:
-        at = chunk // PARTIAL_COLUMNS
-        add_columns(totals[:, at : at + 1], partials[:, 0:count])
+def close_group(partials: nl.NkiTensor, totals: nl.NkiTensor, chunks: int) -> None:
+    """After ``chunks`` chunks: add up a group of partials if it is full."""
+    if chunks % PARTIAL_COLUMNS == 0:
+        at = chunks // PARTIAL_COLUMNS - 1
+        add_columns(totals[:, at : at + 1], partials)
 
 
-def total_of(dst: nl.NkiTensor, totals: nl.NkiTensor, chunks: int) -> None:
-    """dst = sum over all groups of ``chunks`` chunks."""
+def total_of(dst: nl.NkiTensor, partials: nl.NkiTensor, totals: nl.NkiTensor, chunks: int) -> None:
+    """dst = sum over ``chunks`` chunks: over all groups, of which the last may not be full."""
+    full = chunks // PARTIAL_COLUMNS
+    rest = chunks % PARTIAL_COLUMNS
+    if full == 0:
+        add_columns(dst, partials[:, 0:rest])
+        return
+    if rest > 0:
+        add_columns(totals[:, full : full + 1], partials[:, 0:rest])
     add_columns(dst, totals[:, 0 : ceil_div(chunks, PARTIAL_COLUMNS)])
 
 

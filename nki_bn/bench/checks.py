@@ -120,10 +120,12 @@ def _tile_sizes(problem: Problem, plan: BackwardPlan | ForwardPlan) -> tuple[Has
     return (
         plan.bands,
         width.tiles > plan.interleave,  # tiles leave SBUF between the phases
+        width.tiles < plan.interleave,  # tiles of two channel tiles are in SBUF at a time
+        width.tiles * geometry.channel_tiles > plan.interleave,  # slots are filled again
         plan.f_tile > CHUNK_COLUMNS,  # a tile is several chunks
         plan.f_tile > target.bn_stats_columns,
         geometry.positions > plan.f_tile,  # a tile is a part of an image
-        _few(ceil(problem.channels / lanes)),
+        geometry.channel_tiles > 1,
         problem.channels % lanes > 0,
     )
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of several sets of channels at once.
+
+Sets of equally many channels (as channel tiles are, but for the last one) form a block. The columns of a block are made
+together, one per set, so that what does not depend on the data costs a few instructions for all of them.
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.backward_tensors import BackwardTensors
+from nki_bn.kernels.columns import (
+    BETA,
+    DGAMMA,
+    GAMMA,
+    MEAN,
+    SUMS,
+    VAR,
+    column,
+    load_column,
+    load_column_aside,
+    reciprocal_root,
+    scale_and_shift,
+    split_mean,
+)
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+
+
+@dataclass(frozen=True)
+class Block(nl.NKIObject):
+    """Sets ``first`` to ``first + sets`` of ``channels`` channels each, on ``lanes`` partitions.
+
+    ``columns`` is (lanes, columns, sets), ``flag`` (lanes, sets).
+    """
+
+    first: int
+    sets: int
+    channel: int
+    channels: int
+    lanes: int
+    columns: nl.NkiTensor
+    flag: nl.NkiTensor
+
+
+def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, block: Block) -> None:
+    """Load the columns of a block, and split the mean: phase 1 needs hi."""
+    load_row(block, MEAN, tensors.means, plan)
+    load_row(block, VAR, tensors.variances, plan)
+    load_row(block, GAMMA, tensors.gamma, plan)
+    if plan.relu == "recompute":
+        load_row(block, BETA, tensors.beta, plan)
+    split_mean(block.columns)
+
+
+def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | ResidentPlan) -> None:
+    """One value per channel, from a [C] or [C, 1] tensor; for ``resident`` past the queue of the elements."""
+    rows = source.slice(0, block.channel, block.channel + block.sets * block.channels)
+    bands = block.lanes // block.channels
+    if plan.strategy == "staged":
+        load_column(block.columns, at, rows, bands, block.sets)
+    else:
+        load_column_aside(block.columns, at, rows, bands, block.sets)
+
+
+def start_block(plan: BackwardPlan | ResidentPlan, block: Block, eps: float) -> None:
+    """Derive from the columns of a block what does not depend on the sums."""
+    reciprocal_root(block.columns, block.flag, eps)
+    scale_and_shift(block.columns, plan.relu == "recompute")
+
+
+def block_of(blocks: list[Block], number: int) -> Block:
+    """The block that a set belongs to."""
+    at = 0
+    while number >= blocks[at].first + blocks[at].sets:
+        at += 1
+    return blocks[at]
+
+
+def set_columns(block: Block, number: int, sets: int = 1) -> nl.NkiTensor:
+    """The columns of ``sets`` sets from ``number`` on, as (lanes, columns, sets)."""
+    return block.columns[:, :, nl.ds(number - block.first, sets)]
+
+
+def shares_channels(plan: BackwardPlan | ResidentPlan) -> bool:
+    """Whether both cores have a part of every channel."""
+    return plan.split == "batch" or plan.split == "spatial"
+
+
+def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, block: Block) -> None:
+    """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
+    if shares_channels(plan) and nl.program_id(0) != 0:
+        return
+    if plan.need_dbeta:
+        store_column(tensors.dbeta, block, SUMS)
+    if plan.need_dgamma:
+        store_column(tensors.dgamma, block, DGAMMA)
+
+
+def store_column(tensor: nl.NkiTensor, block: Block, at: int) -> None:
+    """One value per channel to a [C, 1] tensor."""
+    rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
+    view = rows.reshape((block.sets, block.channels)).permute((1, 0))
+    nisa.dma_copy(dst=view, src=column(block.columns, at)[0 : block.channels, :])
