@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One core as a pipeline: engines that work in order, triggers on Sync, and a DMA queue that shares HBM.
+
+A prediction runs a strategy's instructions through it in program order. Each is given when its operands can be seen and
+returns when its own results can, so that dependencies are the times that a strategy hands on. Because every engine and
+the queue are first in, first out, one pass over the program is enough; nothing is ever placed twice.
+
+It is the timing model of docs/timing.md without the parts that plans do not exercise: the cores of a pair run the same
+schedule, so each has half of HBM whenever both move data; the busiest DMA engine stands for all; every semaphore costs
+what it costs between compute engines; Sync issues all DMAs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nki_bn.hardware import Cost, Timing
+
+VECTOR, SCALAR, TENSOR, GPSIMD, SYNC, DMA = "vector", "scalar", "tensor", "gpsimd", "sync", "dma"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """ns that an instruction keeps its engine, and from its start until others can use its results."""
+
+    busy: float
+    visible: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan would take on one core, the one with the larger share.
+
+    Attributes:
+        ns: from the first instruction to the last completion, without the launch.
+        instructions: what the core executes; a DMA counts as one.
+        busy: ns at work by engine; "dma" is the busiest DMA engine when nothing slows it down.
+        loaded, stored: bytes that the core moves from and to HBM.
+    """
+
+    ns: float
+    instructions: int
+    busy: dict[str, float]
+    loaded: int
+    stored: int
+
+    @property
+    def us(self) -> float:
+        """Microseconds from the first instruction to the last completion."""
+        return self.ns / 1e3
+
+    @property
+    def bound(self) -> str:
+        """The resource that is busy longest; "latency" if none is for half of the time."""
+        longest = max(self.busy, key=lambda name: self.busy[name])
+        return longest if self.busy[longest] >= 0.5 * self.ns else "latency"
+
+    def repeated(self, shorter: Prediction, times: float) -> Prediction:
+        """This, prolonged by ``times`` what it has more than ``shorter``: a steady state that goes on for longer."""
+
+        def more(mine: float, other: float) -> float:
+            return mine + times * (mine - other)
+
+        return Prediction(
+            more(self.ns, shorter.ns),
+            round(more(self.instructions, shorter.instructions)),
+            {name: more(time, shorter.busy[name]) for name, time in self.busy.items()},
+            round(more(self.loaded, shorter.loaded)),
+            round(more(self.stored, shorter.stored)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A DMA: ns on the busiest DMA engine alone, ns with the core's share of HBM, bytes moved from or to HBM."""
+
+    work: float
+    shared: float
+    nbytes: int
+
+
+class Paces:
+    """How long instructions and DMAs take, from the timing parameters of a target.
+
+    Args:
+        timing: the parameters.
+        cores: how many share HBM.
+    """
+
+    def __init__(self, timing: Timing, cores: int) -> None:
+        self.timing = timing
+        self._share = timing.hbm.pair / cores
+
+    def vector(self, cost: Cost, columns: float) -> Duration:
+        """An instruction of Vector over ``columns`` elements of a lane."""
+        return self._duration(cost, columns, self.timing.clock.vector)
+
+    def pointed(self, columns: float) -> Duration:
+        """tensor_scalar of Vector to or from float32, with an operand of one value per partition."""
+        vector = self.timing.vector
+        return self.vector(replace(vector.pointer, cycles=vector.plain.cycles), columns)
+
+    def scalar(self, columns: float, pointers: int = 0) -> Duration:
+        """An activation from SBUF with ``pointers`` operands of one value per partition."""
+        scalar = self.timing.scalar
+        extra = max(pointers - 1, 0)
+        occupancy = scalar.activation.occupancy + extra * scalar.extra_pointer.occupancy
+        latency = scalar.activation.latency + extra * scalar.extra_pointer.latency
+        return self._duration(Cost(scalar.activation.cycles, occupancy, latency), columns, self.timing.clock.scalar)
+
+    def accumulated(self, columns: float) -> Duration:
+        """An activation whose sum is read out, which starts when the engine has let go of the activation."""
+        scalar = self.timing.scalar
+        occupancy = scalar.activation.occupancy
+        cost = Cost(
+            scalar.activation.cycles, occupancy + scalar.read_out.occupancy, occupancy + scalar.read_out.latency
+        )
+        return self._duration(cost, columns, self.timing.clock.scalar)
+
+    def gpsimd(self, columns: float) -> Duration:
+        """Work of GpSimd on one tile."""
+        return self._duration(self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
+
+    def transposed(self, columns: float) -> Duration:
+        """A float32 transpose into ``columns`` columns on a Tensor engine that has been idle: cold, its weights seen."""
+        tensor = self.timing.tensor
+        cost = tensor.transpose_float32
+        cold = replace(cost, cycles=cost.cycles * tensor.cold_factor)
+        weights = tensor.weight_load_cycles / cost.cycles
+        return self._duration(cold, columns + weights, self.timing.clock.tensor)
+
+    def _duration(self, cost: Cost, columns: float, clock: float) -> Duration:
+        streaming = columns * cost.cycles / clock
+        busy = max(streaming + cost.occupancy, self.timing.floor_cycles / clock)
+        return Duration(busy, streaming + cost.latency + self.timing.semaphore.engine)
+
+    def transfer(self, lanes: int, descriptors: int, nbytes: int) -> Transfer:
+        """A DMA of ``nbytes`` bytes and ``descriptors`` contiguous runs in each of ``lanes`` partitions."""
+        dma = self.timing.dma
+        # Neighbours go to one engine, and beyond the last engine they start again with the first.
+        rows = min(lanes, dma.partitions_per_engine)
+        work = rows * (descriptors * dma.descriptor + nbytes / dma.rate)
+        return Transfer(work, max(work, lanes * nbytes / self._share), lanes * nbytes)
+
+
+class Pipeline:
+    """The state of a core between two instructions: when each engine and the DMA queue can go on."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.instructions = 0
+        self.end = 0.0
+        self._dma = timing.dma
+        self._cores = timing.cores
+        self._free = dict.fromkeys((VECTOR, SCALAR, TENSOR, GPSIMD, SYNC), 0.0)
+        self._busy = dict.fromkeys((*self._free, DMA), 0.0)
+        self._next_trigger = 0.0
+        self._arrived = 0.0
+        self._served = 0.0
+        self._loaded = 0
+        self._stored = 0
+
+    def run(self, engine: str, duration: Duration, ready: float = 0.0) -> float:
+        """An instruction whose operands are there at ``ready``; when its results can be seen."""
+        free = self._free[engine]
+        start = free if free > ready else ready
+        busy = duration.busy
+        self._free[engine] = start + busy
+        self._busy[engine] += busy
+        return self._finish(start + duration.visible)
+
+    def load(self, transfer: Transfer, ready: float = 0.0) -> float:
+        """A DMA from HBM into what is free at ``ready``; when its data can be seen."""
+        self._loaded += transfer.nbytes
+        return self._move(transfer, ready, self._dma.first_load)
+
+    def store(self, transfer: Transfer, ready: float = 0.0) -> float:
+        """A DMA to HBM of what is there at ``ready``; when it has ended."""
+        self._stored += transfer.nbytes
+        return self._move(transfer, ready, self._dma.first_store)
+
+    def exchange(self, ready: float) -> float:
+        """Columns sent to the other core, which runs the same schedule, and received from it."""
+        start = max(self._free[SYNC], ready)
+        self._free[SYNC] = start + self._dma.hardware_trigger
+        self._busy[SYNC] += self._dma.hardware_trigger
+        return self._finish(start + self._cores.sendrecv)
+
+    def prediction(self) -> Prediction:
+        """The figures of what has run."""
+        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored)
+
+    def _move(self, transfer: Transfer, ready: float, first: float) -> float:
+        start = max(self._free[SYNC], self._next_trigger, ready)
+        self._next_trigger = start + self._dma.spacing
+        self._free[SYNC] = start + self._dma.hardware_trigger
+        self._busy[SYNC] += self._dma.hardware_trigger
+        self._busy[DMA] += transfer.work
+        self._arrived = max(start + first, self._arrived)
+        self._served = max(self._served, self._arrived) + transfer.shared
+        return self._finish(self._served + self._dma.completion)
+
+    def _finish(self, done: float) -> float:
+        self.instructions += 1
+        if done > self.end:
+            self.end = done
+        return done

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The per-channel work that strategies share, as it runs through a :class:`Pipeline`: columns and their coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline
+
+COLUMN_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of ``groups`` channel groups on ``lanes`` partitions, worked on by one core."""
+
+    pipeline: Pipeline
+    paces: Paces
+    lanes: int
+    groups: int = 1
+
+    def load(self) -> float:
+        """One column from HBM."""
+        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        return self.pipeline.load(transfer)
+
+    def store(self, ready: float) -> float:
+        """One column to HBM."""
+        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        return self.pipeline.store(transfer, ready)
+
+    def vector(self, ready: float, tiles: int = 1) -> float:
+        """An instruction of Vector on one column, or on two."""
+        vector = self.paces.timing.vector
+        cost = vector.plain if tiles == 1 else vector.tensor_tensor
+        return self.pipeline.run(VECTOR, self.paces.vector(cost, self.groups), ready)
+
+    def reduced(self, columns: int, ready: float) -> float:
+        """The sum of ``columns`` partials of each lane."""
+        return self.pipeline.run(VECTOR, self.paces.vector(self.paces.timing.vector.reduce, columns), ready)
+
+    def start(self, recompute: bool) -> float:
+        """Mean, variance and gamma loaded, and all that does not need data made of them; when hi can be used."""
+        mean, variance, gamma = self.load(), self.load(), self.load()
+        beta = self.load() if recompute else 0.0
+        return self.derive(mean, variance, gamma, beta, recompute)
+
+    def derive(self, mean: float, variance: float, gamma: float, beta: float, with_shift: bool) -> float:
+        """rstd, the split mean, scale and shift, from columns that are there at these times."""
+        root = self._reciprocal_root(variance)
+        hi = self.vector(mean)
+        low = self.vector(hi, 2)
+        minus = self.vector(hi)
+        scale = self.vector(max(gamma, root), 2)
+        if with_shift:
+            shift = self.vector(max(low, scale), 2)
+            return self.vector(max(beta, shift), 2)
+        return max(scale, minus)
+
+    def _reciprocal_root(self, variance: float) -> float:
+        value = self.vector(variance)
+        root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
+        near_one = self.vector(root, 2)
+        near_one = self.vector(near_one, 2)
+        step = self.vector(near_one)
+        self.vector(step, 2)
+        flag = self.vector(near_one)
+        predicated = self.paces.vector(self.paces.timing.vector.predicated, self.groups)
+        return self.pipeline.run(VECTOR, predicated, flag)
+
+    def gamma_gradient(self, sums: float) -> float:
+        """dgamma from both sums."""
+        product = self.vector(sums, 2)
+        difference = self.vector(product, 2)
+        return self.vector(difference, 2)
+
+    def input_coefficients(self, dgamma: float, sums: float) -> float:
+        """slope and offset of the x-term of dx."""
+        slope = self.vector(dgamma, 2)
+        slope = self.vector(slope)
+        slope = self.vector(slope, 2)
+        offset = self.vector(sums)
+        offset = self.vector(offset, 2)
+        moved = self.vector(slope, 2)
+        return self.vector(max(offset, moved), 2)
+
+    def negated_coefficients(self, dgamma: float, offset: float) -> float:
+        """ratio, -scale and -offset."""
+        ratio = self.vector(dgamma, 2)
+        ratio = self.vector(ratio)
+        scale = self.vector(0.0)
+        return max(ratio, scale, self.vector(offset))

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan of the strategy ``resident`` would take: the order of kernels/resident_bwd.py, run through a pipeline.
+
+The methods have the names and the order of the kernel's functions: what changes there changes here.
+"""
+
+from __future__ import annotations
+
+from nki_bn.hardware import Timing
+from nki_bn.kernels.backward_phases import needs_input_sums, needs_products, needs_sums
+from nki_bn.kernels.plan import ResidentPlan, size_of
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
+from nki_bn.kernels.sizing import ceil_div
+from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
+from nki_bn.predict_columns import Columns
+
+# Groups that are run when there are more; what the last few of them add is what each further one adds.
+GROUPS = 4
+FURTHER = 2
+
+
+def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
+    """The prediction for the core with the larger share."""
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    groups = ceil_div(extent.channels, plan.group_channels)
+    if groups <= GROUPS + FURTHER:
+        return _Run(plan, extent, groups, timing).run()
+    short = _Run(plan, _shortened(plan, extent, GROUPS), groups, timing).run()
+    long = _Run(plan, _shortened(plan, extent, GROUPS + FURTHER), groups, timing).run()
+    return long.repeated(short, (groups - GROUPS - FURTHER) / FURTHER)
+
+
+def _shortened(plan: ResidentPlan, extent: Extent, groups: int) -> Extent:
+    """As many channels as ``groups`` groups have, the last of them like the last of all."""
+    last = (extent.channels - 1) % plan.group_channels + 1
+    channels = (groups - 1) * plan.group_channels + last
+    return Extent(extent.channel, channels, extent.batch, extent.batches, extent.start, extent.length)
+
+
+class _Run:
+    """One core at work; a list has one time per chunk, counted over all groups."""
+
+    def __init__(self, plan: ResidentPlan, extent: Extent, groups: int, timing: Timing) -> None:
+        self.plan = plan
+        self.paces = Paces(timing, plan.cores)
+        self.pipeline = Pipeline(timing)
+        self.extent = extent
+        self.groups = groups
+        self.steps: list[Step] = steps_of(
+            extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk
+        )
+        self.widths = [step.tile.width() for step in self.steps]
+        self.itemsize = size_of(plan.dtype)
+        self.loaded: list[float] = []
+        self.masked: list[float] = []
+        self.products: list[float] = []
+        self.termed: list[float] = []
+        self.combined: list[float] = []
+        self.finished: list[float] = []
+        self.stored: list[float] = []
+        self.product_read: list[float] = []
+        self.copied = 0.0
+        self.started = 0.0
+        self.ready = 0
+        self.summed = 0.0
+        self.coefficients: dict[int, float] = {}
+
+    def run(self) -> Prediction:
+        """The order of ``resident_gradients``."""
+        steps, plan = self.steps, self.plan
+        self.started = self.start_blocks()
+        for at, step in enumerate(steps):
+            self.load_ahead()
+            while len(self.loaded) <= at:
+                self.finish_chunk()
+                self.load_ahead()
+            self.make_terms()
+            self.start_sums(at)
+            self.finish_chunk()
+            self.end_sums(at)
+            if step.last:
+                self.turn(step)
+            if step.last or not needs_input_sums(plan):
+                self.ready = at + 1
+        while plan.need_dx and len(self.stored) < len(steps):
+            self.make_terms()
+            self.finish_chunk()
+        if needs_sums(plan):
+            self.store_blocks()
+        return self.pipeline.prediction()
+
+    def blocks(self) -> list[Columns]:
+        """The columns of all whole groups, and those of a smaller last one."""
+        plan, channels = self.plan, self.extent.channels
+        last = (channels - 1) % plan.group_channels + 1
+        ragged = last < plan.group_channels and self.groups > 1
+        whole = self.groups - ragged
+        blocks = [Columns(self.pipeline, self.paces, plan.lane_bands * min(plan.group_channels, channels), whole)]
+        if ragged:
+            blocks.append(Columns(self.pipeline, self.paces, plan.lane_bands * last))
+        return blocks
+
+    def start_blocks(self) -> float:
+        return max(block.start(self.plan.relu == "recompute") for block in self.blocks())
+
+    def store_blocks(self) -> None:
+        plan = self.plan
+        for block in self.blocks():
+            for _ in range(plan.need_dbeta + plan.need_dgamma):
+                block.store(self.summed)
+
+    def transfer(self, at: int, itemsize: int) -> Transfer:
+        step = self.steps[at]
+        length, batches = step.tile.length, step.tile.batches
+        whole = self.plan.shape[1] == 1 and length == self.plan.shape[2]
+        return self.paces.transfer(step.unit.lanes(), 1 if whole else batches, length * batches * itemsize)
+
+    def load_ahead(self) -> None:
+        plan, slots = self.plan, self.plan.slots
+        while len(self.loaded) < len(self.steps) and (
+            len(self.loaded) < slots or len(self.loaded) - slots < self.stored_chunks() - 1
+        ):
+            at = len(self.loaded)
+            elements, ready = self.transfer(at, self.itemsize), self.slot_free(at - slots)
+            done = self.pipeline.load(elements, ready)
+            if needs_products(plan) or plan.relu == "recompute":
+                done = self.pipeline.load(elements, ready)
+            if plan.relu == "mask":
+                done = self.pipeline.load(self.transfer(at, 1), ready)
+            if plan.residual:
+                done = self.pipeline.load(elements, ready)
+            self.loaded.append(done)
+
+    def slot_free(self, at: int) -> float:
+        """When the slot of a chunk can be loaded again."""
+        if at < 0:
+            return 0.0
+        return self.stored[at] if self.plan.need_dx else self.products[at]
+
+    def stored_chunks(self) -> int:
+        return len(self.stored) if self.plan.need_dx else self.ready
+
+    def start_sums(self, at: int) -> None:
+        plan, run, vector = self.plan, self.pipeline.run, self.paces.timing.vector
+        width, ready = self.widths[at], max(self.loaded[at], self.started)
+        if plan.relu != "none":
+            if plan.relu == "recompute":
+                value = run(VECTOR, self.paces.pointed(width), max(ready, self.last(self.product_read, 2)))
+                if plan.residual:
+                    value = run(VECTOR, self.paces.vector(vector.scalar_tensor_tensor, width), value)
+                else:
+                    value = run(VECTOR, self.paces.pointed(width), value)
+                ready = run(VECTOR, self.paces.vector(vector.plain, width), value)
+            ready = run(VECTOR, self.paces.vector(vector.predicated, width), ready)
+        self.masked.append(ready)
+        if plan.need_dresidual:
+            ready = self.pipeline.store(self.transfer(at, self.itemsize), ready)
+        if needs_products(plan):
+            free = max(self.masked[at], self.last(self.product_read, 2))
+            self.products.append(run(VECTOR, self.paces.vector(vector.scalar_tensor_tensor, width), free))
+
+    def last(self, times: list[float], back: int) -> float:
+        return times[-back] if len(times) >= back else 0.0
+
+    def end_sums(self, at: int) -> None:
+        plan, step = self.plan, self.steps[at]
+        if not needs_sums(plan):
+            return
+        if step.partial == 0 and plan.ragged:
+            for _ in range(2):
+                self.pipeline.run(VECTOR, self.paces.vector(self.paces.timing.vector.memset, 1))
+        width = self.widths[at]
+        if at % 2 == 0:
+            reduce = self.paces.vector(self.paces.timing.vector.reduce, width)
+            self.summed = max(self.summed, self.pipeline.run(VECTOR, reduce, self.masked[at]))
+        else:
+            self.summed = max(self.summed, self.pipeline.run(SCALAR, self.paces.accumulated(width), self.masked[at]))
+        if needs_products(plan):
+            read = self.pipeline.run(SCALAR, self.paces.accumulated(width), self.products[at])
+            self.product_read.append(read)
+            self.summed = max(self.summed, read)
+        else:
+            self.products.append(self.summed)
+
+    def turn(self, step: Step) -> None:
+        plan = self.plan
+        if not needs_sums(plan):
+            return
+        channels = step.unit.extent.channels
+        columns = Columns(self.pipeline, self.paces, plan.lane_bands * channels)
+        count = step.partial + 1
+        sums = columns.reduced(count, self.summed)
+        sums = columns.reduced(count, sums) if needs_products(plan) else columns.vector(sums)
+        if plan.lane_bands > 1 or plan.split in ("batch", "spatial"):
+            sums = self.combine_lanes(columns, channels, sums)
+        self.summed = dgamma = columns.gamma_gradient(sums) if needs_products(plan) else sums
+        if needs_input_sums(plan):
+            offset = columns.input_coefficients(dgamma, sums)
+            if not plan.folded:
+                offset = columns.negated_coefficients(dgamma, offset)
+            self.coefficients[step.group] = offset
+
+    def combine_lanes(self, columns: Columns, channels: int, sums: float) -> float:
+        run, timing = self.pipeline.run, self.paces.timing
+        lanes = columns.lanes
+        rows = run(TENSOR, self.paces.transposed(lanes), sums)
+        # Bands of one channel lie far apart: Vector reads them at half its rate.
+        slow = timing.strided.factor if 4 * channels >= timing.strided.bytes else 1
+        sums = columns.reduced(round(lanes * slow), rows)
+        if self.plan.split in ("batch", "spatial"):
+            sums = columns.vector(self.pipeline.exchange(sums), 2)
+        by_lane = run(VECTOR, self.paces.vector(timing.vector.plain, lanes), sums)
+        back = run(TENSOR, self.paces.transposed(2), by_lane)
+        return columns.vector(back)
+
+    def make_terms(self) -> None:
+        if not needs_input_sums(self.plan):
+            return
+        while len(self.termed) < self.ready and len(self.termed) <= len(self.combined) + 1:
+            at = len(self.termed)
+            free = self.combined[at - 3] if at >= 3 else 0.0
+            if self.plan.folded:
+                ready, pace = self.coefficients[self.steps[at].group], self.paces.scalar(self.widths[at], 2)
+            else:
+                ready, pace = self.started, self.paces.scalar(self.widths[at], 1)
+                free = self.finished[at - 3] if at >= 3 else 0.0
+            self.termed.append(self.pipeline.run(SCALAR, pace, max(ready, free)))
+
+    def finish_chunk(self) -> None:
+        plan = self.plan
+        if not plan.need_dx:
+            return
+        behind = 0 if plan.folded or not plan.training else 1
+        if len(self.combined) < self.ready:
+            self.make_terms()
+            self.combine(len(self.combined))
+            if len(self.combined) - behind <= len(self.stored):
+                return
+        if len(self.stored) < len(self.combined):
+            self.store_chunk(len(self.stored))
+
+    def combine(self, at: int) -> None:
+        width = self.widths[at]
+        if not self.plan.training:
+            ready = max(self.masked[at], self.started)
+            self.combined.append(self.pipeline.run(SCALAR, self.paces.scalar(width, 1), ready))
+            return
+        pace = self.paces.vector(self.paces.timing.vector.scalar_tensor_tensor, width)
+        ready = max(self.termed[at], self.coefficients[self.steps[at].group])
+        self.combined.append(self.pipeline.run(VECTOR, pace, ready))
+
+    def store_chunk(self, at: int) -> None:
+        plan, done = self.plan, self.combined[at]
+        if plan.training and not plan.folded:
+            width = self.widths[at]
+            if at % 2 == 0:
+                done = self.pipeline.run(SCALAR, self.paces.scalar(width, 2), done)
+            else:
+                done = self.pipeline.run(VECTOR, self.paces.pointed(width), done)
+        self.finished.append(done)
+        self.stored.append(self.pipeline.store(self.transfer(at, self.itemsize), done))
