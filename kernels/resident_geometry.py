@@ -12,7 +12,7 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
-from nki_bn.kernels.sizing import ceil_div, share_of
+from nki_bn.kernels.sizing import PARTITIONS, ceil_div, share_of
 from nki_bn.kernels.tiling import Tile
 
 
@@ -206,7 +206,7 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
     """The :class:`GroupSize` of a layout."""
     channels = min(layout.group_channels, extent_of_core(shape, layout.split, 0, cores).channels)
     lanes = 0
-    fewest = nl.tile_size.pmax
+    fewest = PARTITIONS
     columns = 0
     chunks = 0
     for core in range(cores):
@@ -289,7 +289,7 @@ def resident_buffers(
     buffers.append(Buffer("terms", 3, columns, nl.float32))
     buffers.append(Buffer("copies", 1, columns, nl.bfloat16))
     buffers.append(Buffer("partials", 4, partials, nl.float32))
-    buffers.append(Buffer("turn", 3, nl.tile_size.pmax, nl.float32))
+    buffers.append(Buffer("turn", 3, PARTITIONS, nl.float32))
     whole = max(channels // layout.group_channels, 1)
     buffers.append(Buffer("columns", 1, COLUMN_COUNT * whole, nl.float32))
     buffers.append(Buffer("flag", 1, whole, nl.uint8))

@@ -11,6 +11,11 @@ import nki.language as nl
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import BackwardPlan, Buffer, ForwardPlan, total_bytes
 
+# Partitions of SBUF: `nl.tile_size.pmax` on every target of the Neuron architecture guides. A number, because plans are
+# made where no kernel runs and no target is chosen.
+PARTITIONS = 128
+# Columns of one `bn_stats`, likewise: `nl.tile_size.bn_stats_fmax`.
+STATS_COLUMNS = 512
 # A sum keeps one partial per chunk of at most this many columns, so that no float32 accumulator runs over a whole row.
 CHUNK_COLUMNS = 2048
 # Partials are added in groups of this many, whose sums are added at the end.
@@ -73,7 +78,7 @@ def split_of(batch: int, channels: int, spatial: int, cores: int) -> str:
     """What the cores divide: channel tiles when they come out even, else batches, else space."""
     if cores == 1:
         return "none"
-    if ceil_div(channels, nl.tile_size.pmax) % 2 == 0:
+    if ceil_div(channels, PARTITIONS) % 2 == 0:
         return "channel"
     if batch % 2 == 0:
         return "batch"
@@ -197,7 +202,7 @@ class ForwardBuffers(nl.NKIObject):
 
     def chunk(self) -> int:
         """Columns per instruction of the longest kind of list: pieces of bn_stats."""
-        return nl.tile_size.bn_stats_fmax
+        return STATS_COLUMNS
 
     def buffers(self, width: Width, depth: int) -> list[Buffer]:
         """The list for tiles of ``width`` and ``depth`` slots."""

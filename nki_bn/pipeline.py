@@ -84,12 +84,12 @@ class Paces:
 
     Args:
         timing: the parameters.
-        cores: how many share HBM.
+        others: what the other core moves while this one moves a byte, if it can: 0 for a core alone.
     """
 
-    def __init__(self, timing: Timing, cores: int) -> None:
+    def __init__(self, timing: Timing, others: float) -> None:
         self.timing = timing
-        self._share = timing.hbm.pair / cores
+        self._share = timing.hbm.pair / (1 + others)
 
     def vector(self, cost: Cost, columns: float) -> Duration:
         """An instruction of Vector over ``columns`` elements of a lane."""

@@ -68,10 +68,10 @@ class Columns:
         predicated = self.paces.vector(self.paces.timing.vector.predicated, self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
 
-    def gamma_gradient(self, sums: float) -> float:
-        """dgamma from both sums."""
+    def gamma_gradient(self, sums: float, products: float) -> float:
+        """dgamma from the sum of dy' and that of the products."""
         product = self.vector(sums, 2)
-        difference = self.vector(product, 2)
+        difference = self.vector(max(product, products), 2)
         return self.vector(difference, 2)
 
     def input_coefficients(self, dgamma: float, sums: float) -> float:

@@ -42,7 +42,7 @@ class _Run:
 
     def __init__(self, plan: ResidentPlan, extent: Extent, groups: int, timing: Timing) -> None:
         self.plan = plan
-        self.paces = Paces(timing, plan.cores)
+        self.paces = Paces(timing, plan.cores - 1)
         self.pipeline = Pipeline(timing)
         self.extent = extent
         self.groups = groups
@@ -51,7 +51,8 @@ class _Run:
         )
         self.widths = [step.tile.width() for step in self.steps]
         self.itemsize = size_of(plan.dtype)
-        self.loaded: list[float] = []
+        self.dy_there: list[float] = []
+        self.x_there: list[float] = []
         self.masked: list[float] = []
         self.products: list[float] = []
         self.termed: list[float] = []
@@ -71,7 +72,7 @@ class _Run:
         self.started = self.start_blocks()
         for at, step in enumerate(steps):
             self.load_ahead()
-            while len(self.loaded) <= at:
+            while len(self.dy_there) <= at:
                 self.finish_chunk()
                 self.load_ahead()
             self.make_terms()
@@ -117,19 +118,20 @@ class _Run:
 
     def load_ahead(self) -> None:
         plan, slots = self.plan, self.plan.slots
-        while len(self.loaded) < len(self.steps) and (
-            len(self.loaded) < slots or len(self.loaded) - slots < self.stored_chunks() - 1
+        while len(self.dy_there) < len(self.steps) and (
+            len(self.dy_there) < slots or len(self.dy_there) - slots < self.stored_chunks() - 1
         ):
-            at = len(self.loaded)
+            at = len(self.dy_there)
             elements, ready = self.transfer(at, self.itemsize), self.slot_free(at - slots)
-            done = self.pipeline.load(elements, ready)
+            dy = x = self.pipeline.load(elements, ready)
             if needs_products(plan) or plan.relu == "recompute":
-                done = self.pipeline.load(elements, ready)
+                x = self.pipeline.load(elements, ready)
             if plan.relu == "mask":
-                done = self.pipeline.load(self.transfer(at, 1), ready)
+                dy = self.pipeline.load(self.transfer(at, 1), ready)
             if plan.residual:
-                done = self.pipeline.load(elements, ready)
-            self.loaded.append(done)
+                x = self.pipeline.load(elements, ready)
+            self.dy_there.append(dy)
+            self.x_there.append(x)
 
     def slot_free(self, at: int) -> float:
         """When the slot of a chunk can be loaded again."""
@@ -142,22 +144,21 @@ class _Run:
 
     def start_sums(self, at: int) -> None:
         plan, run, vector = self.plan, self.pipeline.run, self.paces.timing.vector
-        width, ready = self.widths[at], max(self.loaded[at], self.started)
+        width, dy, x = self.widths[at], self.dy_there[at], max(self.x_there[at], self.started)
+        free = self.last(self.product_read, 2)
+        if plan.relu == "recompute":
+            value = run(VECTOR, self.paces.pointed(width), max(x, free))
+            add = self.paces.vector(vector.scalar_tensor_tensor, width) if plan.residual else self.paces.pointed(width)
+            value = run(VECTOR, add, value)
+            dy = max(dy, run(VECTOR, self.paces.vector(vector.plain, width), value))
         if plan.relu != "none":
-            if plan.relu == "recompute":
-                value = run(VECTOR, self.paces.pointed(width), max(ready, self.last(self.product_read, 2)))
-                if plan.residual:
-                    value = run(VECTOR, self.paces.vector(vector.scalar_tensor_tensor, width), value)
-                else:
-                    value = run(VECTOR, self.paces.pointed(width), value)
-                ready = run(VECTOR, self.paces.vector(vector.plain, width), value)
-            ready = run(VECTOR, self.paces.vector(vector.predicated, width), ready)
-        self.masked.append(ready)
+            dy = run(VECTOR, self.paces.vector(vector.predicated, width), dy)
+        self.masked.append(dy)
         if plan.need_dresidual:
-            ready = self.pipeline.store(self.transfer(at, self.itemsize), ready)
+            self.pipeline.store(self.transfer(at, self.itemsize), dy)
         if needs_products(plan):
-            free = max(self.masked[at], self.last(self.product_read, 2))
-            self.products.append(run(VECTOR, self.paces.vector(vector.scalar_tensor_tensor, width), free))
+            pace = self.paces.vector(vector.scalar_tensor_tensor, width)
+            self.products.append(run(VECTOR, pace, max(dy, x, free)))
 
     def last(self, times: list[float], back: int) -> float:
         return times[-back] if len(times) >= back else 0.0
@@ -193,7 +194,7 @@ class _Run:
         sums = columns.reduced(count, sums) if needs_products(plan) else columns.vector(sums)
         if plan.lane_bands > 1 or plan.split in ("batch", "spatial"):
             sums = self.combine_lanes(columns, channels, sums)
-        self.summed = dgamma = columns.gamma_gradient(sums) if needs_products(plan) else sums
+        self.summed = dgamma = columns.gamma_gradient(sums, sums) if needs_products(plan) else sums
         if needs_input_sums(plan):
             offset = columns.input_coefficients(dgamma, sums)
             if not plan.folded:
