@@ -14,20 +14,28 @@ from nki_bn.kernels.sizing import ceil_div
 from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import Columns
 
-# Groups that are run when there are more; what the last few of them add is what each further one adds.
+# Groups that are run at least when there are more, and chunks; what half of them add is what further groups add.
 GROUPS = 4
-FURTHER = 2
+CHUNKS = 40
 
 
 def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
     """The prediction for the core with the larger share."""
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     groups = ceil_div(extent.channels, plan.group_channels)
-    if groups <= GROUPS + FURTHER:
+    few = max(GROUPS, ceil_div(CHUNKS, chunks_of_group(plan)))
+    more = few // 2
+    if groups <= few + more:
         return _Run(plan, extent, groups, timing).run()
-    short = _Run(plan, _shortened(plan, extent, GROUPS), groups, timing).run()
-    long = _Run(plan, _shortened(plan, extent, GROUPS + FURTHER), groups, timing).run()
-    return long.repeated(short, (groups - GROUPS - FURTHER) / FURTHER)
+    short = _Run(plan, _shortened(plan, extent, few), groups, timing).run()
+    long = _Run(plan, _shortened(plan, extent, few + more), groups, timing).run()
+    return long.repeated(short, (groups - few - more) / more)
+
+
+def chunks_of_group(plan: ResidentPlan) -> int:
+    """Chunks of a group, on the core that has more."""
+    columns: int = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
+    return columns
 
 
 def _shortened(plan: ResidentPlan, extent: Extent, groups: int) -> Extent:
@@ -55,6 +63,7 @@ class _Run:
         self.x_there: list[float] = []
         self.masked: list[float] = []
         self.products: list[float] = []
+        self.summed: list[float] = []
         self.termed: list[float] = []
         self.combined: list[float] = []
         self.finished: list[float] = []
@@ -63,7 +72,9 @@ class _Run:
         self.copied = 0.0
         self.started = 0.0
         self.ready = 0
-        self.summed = 0.0
+        self.gradient_sums = 0.0
+        self.product_sums = 0.0
+        self.finished_sums = (0.0, 0.0)
         self.coefficients: dict[int, float] = {}
 
     def run(self) -> Prediction:
@@ -105,10 +116,10 @@ class _Run:
         return max(block.start(self.plan.relu == "recompute") for block in self.blocks())
 
     def store_blocks(self) -> None:
-        plan = self.plan
         for block in self.blocks():
-            for _ in range(plan.need_dbeta + plan.need_dgamma):
-                block.store(self.summed)
+            for needed, ready in zip((self.plan.need_dbeta, self.plan.need_dgamma), self.finished_sums, strict=True):
+                if needed:
+                    block.store(ready)
 
     def transfer(self, at: int, itemsize: int) -> Transfer:
         step = self.steps[at]
@@ -137,7 +148,7 @@ class _Run:
         """When the slot of a chunk can be loaded again."""
         if at < 0:
             return 0.0
-        return self.stored[at] if self.plan.need_dx else self.products[at]
+        return self.stored[at] if self.plan.need_dx else self.summed[at]
 
     def stored_chunks(self) -> int:
         return len(self.stored) if self.plan.need_dx else self.ready
@@ -166,22 +177,21 @@ class _Run:
     def end_sums(self, at: int) -> None:
         plan, step = self.plan, self.steps[at]
         if not needs_sums(plan):
+            self.summed.append(self.masked[at])
             return
         if step.partial == 0 and plan.ragged:
             for _ in range(2):
                 self.pipeline.run(VECTOR, self.paces.vector(self.paces.timing.vector.memset, 1))
-        width = self.widths[at]
+        width, run = self.widths[at], self.pipeline.run
         if at % 2 == 0:
-            reduce = self.paces.vector(self.paces.timing.vector.reduce, width)
-            self.summed = max(self.summed, self.pipeline.run(VECTOR, reduce, self.masked[at]))
+            done = run(VECTOR, self.paces.vector(self.paces.timing.vector.reduce, width), self.masked[at])
         else:
-            self.summed = max(self.summed, self.pipeline.run(SCALAR, self.paces.accumulated(width), self.masked[at]))
+            done = run(SCALAR, self.paces.accumulated(width), self.masked[at])
+        self.gradient_sums = max(self.gradient_sums, done)
         if needs_products(plan):
-            read = self.pipeline.run(SCALAR, self.paces.accumulated(width), self.products[at])
-            self.product_read.append(read)
-            self.summed = max(self.summed, read)
-        else:
-            self.products.append(self.summed)
+            self.product_sums = run(SCALAR, self.paces.accumulated(width), self.products[at])
+            self.product_read.append(self.product_sums)
+        self.summed.append(max(self.gradient_sums, self.product_sums))
 
     def turn(self, step: Step) -> None:
         plan = self.plan
@@ -190,11 +200,12 @@ class _Run:
         channels = step.unit.extent.channels
         columns = Columns(self.pipeline, self.paces, plan.lane_bands * channels)
         count = step.partial + 1
-        sums = columns.reduced(count, self.summed)
-        sums = columns.reduced(count, sums) if needs_products(plan) else columns.vector(sums)
+        sums = columns.reduced(count, self.gradient_sums)
+        products = columns.reduced(count, self.product_sums) if needs_products(plan) else columns.vector(0.0)
         if plan.lane_bands > 1 or plan.split in ("batch", "spatial"):
-            sums = self.combine_lanes(columns, channels, sums)
-        self.summed = dgamma = columns.gamma_gradient(sums, sums) if needs_products(plan) else sums
+            sums = products = self.combine_lanes(columns, channels, max(sums, products))
+        dgamma = columns.gamma_gradient(sums, products) if needs_products(plan) else 0.0
+        self.finished_sums = sums, dgamma
         if needs_input_sums(plan):
             offset = columns.input_coefficients(dgamma, sums)
             if not plan.folded:
