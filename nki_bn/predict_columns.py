@@ -19,10 +19,10 @@ class Columns:
     lanes: int
     groups: int = 1
 
-    def load(self) -> float:
+    def load(self, ready: float = 0.0) -> float:
         """One column from HBM."""
         transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
-        return self.pipeline.load(transfer)
+        return self.pipeline.load(transfer, ready)
 
     def store(self, ready: float) -> float:
         """One column to HBM."""

@@ -62,6 +62,7 @@ class _Run:
         self.dy_there: list[float] = []
         self.x_there: list[float] = []
         self.masked: list[float] = []
+        self.given: list[float] = []
         self.products: list[float] = []
         self.summed: list[float] = []
         self.termed: list[float] = []
@@ -165,8 +166,8 @@ class _Run:
         if plan.relu != "none":
             dy = run(VECTOR, self.paces.vector(vector.predicated, width), dy)
         self.masked.append(dy)
-        if plan.need_dresidual:
-            self.pipeline.store(self.transfer(at, self.itemsize), dy)
+        # dx takes the place of dy' only when that is stored as the gradient of the residual.
+        self.given.append(self.pipeline.store(self.transfer(at, self.itemsize), dy) if plan.need_dresidual else 0.0)
         if needs_products(plan):
             pace = self.paces.vector(vector.scalar_tensor_tensor, width)
             self.products.append(run(VECTOR, pace, max(dy, x, free)))
@@ -254,17 +255,19 @@ class _Run:
     def combine(self, at: int) -> None:
         width = self.widths[at]
         if not self.plan.training:
-            ready = max(self.masked[at], self.started)
+            ready = max(self.masked[at], self.given[at], self.started)
             self.combined.append(self.pipeline.run(SCALAR, self.paces.scalar(width, 1), ready))
             return
         pace = self.paces.vector(self.paces.timing.vector.scalar_tensor_tensor, width)
         ready = max(self.termed[at], self.coefficients[self.steps[at].group])
+        if self.plan.folded:
+            ready = max(ready, self.given[at])
         self.combined.append(self.pipeline.run(VECTOR, pace, ready))
 
     def store_chunk(self, at: int) -> None:
         plan, done = self.plan, self.combined[at]
         if plan.training and not plan.folded:
-            width = self.widths[at]
+            width, done = self.widths[at], max(done, self.given[at])
             if at % 2 == 0:
                 done = self.pipeline.run(SCALAR, self.paces.scalar(width, 2), done)
             else:

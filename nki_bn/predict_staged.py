@@ -30,6 +30,7 @@ class _Run(TileRun):
         self.dy_there = [0.0] * self.depth
         self.x_there = [0.0] * self.depth
         self.gradient = [0.0] * self.depth
+        self.given = [0.0] * self.depth
         self.dy_free = [0.0] * self.depth
         self.x_free = [0.0] * self.depth
         self.staged_free = [0.0] * self.depth
@@ -92,8 +93,9 @@ class _Run(TileRun):
                 self.close_group(at == count - 1 and number == len(widths) - 1)
                 self.chunk += 1
             if plan.need_dx and not plan.training:
-                done = self.pipeline.run(SCALAR, self.paces.scalar(width, 1), max(ready, self.started))
-        self.dy_free[slot] = self.x_free[slot] = max(self.scalar_sums, self.vector_sums, ready)
+                done = self.pipeline.run(SCALAR, self.paces.scalar(width, 1), max(ready, self.given[slot], self.started))
+        self.x_free[slot] = max(self.scalar_sums, self.vector_sums, ready)
+        self.dy_free[slot] = max(self.x_free[slot], self.given[slot])
         if plan.need_dx and not plan.training:
             self.dy_free[slot] = self.pipeline.store(self.transfer(at, self.itemsize), done)
         return staged
@@ -107,7 +109,7 @@ class _Run(TileRun):
             ready = done
         self.gradient[slot] = ready
         if plan.need_dresidual:
-            self.dy_free[slot] = self.pipeline.store(self.transfer(at, self.itemsize), ready)
+            self.given[slot] = self.pipeline.store(self.transfer(at, self.itemsize), ready)
 
     def mask_chunk(self, width: int, slot: int, turn: int) -> float:
         vector, run, ready = self.paces.timing.vector, self.pipeline.run, self.dy_there[slot]
@@ -177,7 +179,7 @@ class _Run(TileRun):
     def second_phase(self, visit: int, at: int, offset: float) -> None:
         plan, slot, run = self.plan, visit % self.depth, self.pipeline.run
         returned = visit >= len(self.walk.tiles)
-        gradient = max(self.dy_there[slot], self.dy_free[slot]) if returned else 0.0
+        gradient = max(self.dy_there[slot], self.dy_free[slot]) if returned else self.given[slot]
         read = done = 0.0
         for number, width in enumerate(self.walk.chunks(at)):
             turn = number % 2
