@@ -271,6 +271,15 @@ def two_read_plan(
 
 
 def largest_that_fits(recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int) -> tuple[Width, int]:
+    """What :func:`widest_that_fits` finds; the host asks before it comes here."""
+    found = widest_that_fits(recipe, geometry, sbuf_bytes)
+    assert found != None, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
+    return found
+
+
+def widest_that_fits(
+    recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int
+) -> tuple[Width, int] | None:
     """The widest tile of which two slots fit (or all there are), and as many slots as fit: depth is given up first."""
     columns = WIDEST_TILE
     while columns >= NARROWEST_TILE:
@@ -281,4 +290,4 @@ def largest_that_fits(recipe: StagedBuffers | ForwardBuffers, geometry: Geometry
         if depth >= 2 or depth == width.tiles:
             return width, depth
         columns = columns // 2
-    assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
+    return None

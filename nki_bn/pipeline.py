@@ -55,18 +55,14 @@ class Prediction:
         longest = max(self.busy, key=lambda name: self.busy[name])
         return longest if self.busy[longest] >= 0.5 * self.ns else "latency"
 
-    def repeated(self, shorter: Prediction, times: float) -> Prediction:
-        """This, prolonged by ``times`` what it has more than ``shorter``: a steady state that goes on for longer."""
-
-        def more(mine: float, other: float) -> float:
-            return mine + times * (mine - other)
-
+    def prolonged(self, earlier: Prediction, later: Prediction, times: float) -> Prediction:
+        """This and ``times`` what lies between two others: a steady state that goes on for longer."""
         return Prediction(
-            more(self.ns, shorter.ns),
-            round(more(self.instructions, shorter.instructions)),
-            {name: more(time, shorter.busy[name]) for name, time in self.busy.items()},
-            round(more(self.loaded, shorter.loaded)),
-            round(more(self.stored, shorter.stored)),
+            self.ns + times * (later.ns - earlier.ns),
+            round(self.instructions + times * (later.instructions - earlier.instructions)),
+            {name: time + times * (later.busy[name] - earlier.busy[name]) for name, time in self.busy.items()},
+            round(self.loaded + times * (later.loaded - earlier.loaded)),
+            round(self.stored + times * (later.stored - earlier.stored)),
         )
 
 
@@ -80,7 +76,7 @@ class Transfer:
 
 
 class Paces:
-    """How long instructions and DMAs take, from the timing parameters of a target.
+    """How long instructions and DMAs take, from the timing parameters of a target; what was asked for is remembered.
 
     Args:
         timing: the parameters.
@@ -90,57 +86,71 @@ class Paces:
     def __init__(self, timing: Timing, others: float) -> None:
         self.timing = timing
         self._share = timing.hbm.pair / (1 + others)
+        self._durations: dict[tuple[str, float], Duration] = {}
+        self._transfers: dict[tuple[int, int, int], Transfer] = {}
 
-    def vector(self, cost: Cost, columns: float) -> Duration:
-        """An instruction of Vector over ``columns`` elements of a lane."""
-        return self._duration(cost, columns, self.timing.clock.vector)
+    def vector(self, name: str, columns: float) -> Duration:
+        """An instruction of the class ``name`` on Vector, over ``columns`` elements of a lane.
 
-    def pointed(self, columns: float) -> Duration:
-        """tensor_scalar of Vector to or from float32, with an operand of one value per partition."""
+        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition.
+        """
+        found = self._durations.get((name, columns))
+        if found is not None:
+            return found
         vector = self.timing.vector
-        return self.vector(replace(vector.pointer, cycles=vector.plain.cycles), columns)
+        cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
+        return self._remember(name, cost, columns, self.timing.clock.vector)
 
     def scalar(self, columns: float, pointers: int = 0) -> Duration:
         """An activation from SBUF with ``pointers`` operands of one value per partition."""
-        scalar = self.timing.scalar
-        extra = max(pointers - 1, 0)
-        occupancy = scalar.activation.occupancy + extra * scalar.extra_pointer.occupancy
-        latency = scalar.activation.latency + extra * scalar.extra_pointer.latency
-        return self._duration(Cost(scalar.activation.cycles, occupancy, latency), columns, self.timing.clock.scalar)
+        name = f"activation {pointers}"
+        found = self._durations.get((name, columns))
+        if found is not None:
+            return found
+        cost, extra, count = self.timing.scalar.activation, self.timing.scalar.extra_pointer, max(pointers - 1, 0)
+        cost = Cost(cost.cycles, cost.occupancy + count * extra.occupancy, cost.latency + count * extra.latency)
+        return self._remember(name, cost, columns, self.timing.clock.scalar)
 
     def accumulated(self, columns: float) -> Duration:
         """An activation whose sum is read out, which starts when the engine has let go of the activation."""
-        scalar = self.timing.scalar
-        occupancy = scalar.activation.occupancy
-        cost = Cost(
-            scalar.activation.cycles, occupancy + scalar.read_out.occupancy, occupancy + scalar.read_out.latency
-        )
-        return self._duration(cost, columns, self.timing.clock.scalar)
+        found = self._durations.get(("accumulated", columns))
+        if found is not None:
+            return found
+        cost, out = self.timing.scalar.activation, self.timing.scalar.read_out
+        cost = Cost(cost.cycles, cost.occupancy + out.occupancy, cost.occupancy + out.latency)
+        return self._remember("accumulated", cost, columns, self.timing.clock.scalar)
 
     def gpsimd(self, columns: float) -> Duration:
         """Work of GpSimd on one tile."""
-        return self._duration(self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
+        return self._remember("gpsimd", self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
 
     def transposed(self, columns: float) -> Duration:
-        """A float32 transpose into ``columns`` columns on a Tensor engine that has been idle: cold, its weights seen."""
+        """A float32 transpose into ``columns`` columns on a Tensor engine that stood idle: cold, its weights seen."""
         tensor = self.timing.tensor
         cost = tensor.transpose_float32
         cold = replace(cost, cycles=cost.cycles * tensor.cold_factor)
         weights = tensor.weight_load_cycles / cost.cycles
-        return self._duration(cold, columns + weights, self.timing.clock.tensor)
+        return self._remember("transposed", cold, columns + weights, self.timing.clock.tensor)
 
-    def _duration(self, cost: Cost, columns: float, clock: float) -> Duration:
+    def _remember(self, name: str, cost: Cost, columns: float, clock: float) -> Duration:
         streaming = columns * cost.cycles / clock
         busy = max(streaming + cost.occupancy, self.timing.floor_cycles / clock)
-        return Duration(busy, streaming + cost.latency + self.timing.semaphore.engine)
+        duration = Duration(busy, streaming + cost.latency + self.timing.semaphore.engine)
+        self._durations[name, columns] = duration
+        return duration
 
     def transfer(self, lanes: int, descriptors: int, nbytes: int) -> Transfer:
         """A DMA of ``nbytes`` bytes and ``descriptors`` contiguous runs in each of ``lanes`` partitions."""
-        dma = self.timing.dma
-        # Neighbours go to one engine, and beyond the last engine they start again with the first.
-        rows = min(lanes, dma.partitions_per_engine)
-        work = rows * (descriptors * dma.descriptor + nbytes / dma.rate)
-        return Transfer(work, max(work, lanes * nbytes / self._share), lanes * nbytes)
+        key = lanes, descriptors, nbytes
+        found = self._transfers.get(key)
+        if found is None:
+            dma = self.timing.dma
+            # Neighbours go to one engine, and beyond the last engine they start again with the first.
+            rows = min(lanes, dma.partitions_per_engine)
+            work = rows * (descriptors * dma.descriptor + nbytes / dma.rate)
+            found = Transfer(work, max(work, lanes * nbytes / self._share), lanes * nbytes)
+            self._transfers[key] = found
+        return found
 
 
 class Pipeline:

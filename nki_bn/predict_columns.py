@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The per-channel work that strategies share, as it runs through a :class:`Pipeline`: columns and their coefficients."""
+"""The per-channel work that strategies share, run through a pipeline: columns and their coefficients."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class Columns:
 
     def vector(self, ready: float, tiles: int = 1) -> float:
         """An instruction of Vector on one column, or on two."""
-        vector = self.paces.timing.vector
-        cost = vector.plain if tiles == 1 else vector.tensor_tensor
-        return self.pipeline.run(VECTOR, self.paces.vector(cost, self.groups), ready)
+        name = "plain" if tiles == 1 else "tensor_tensor"
+        return self.pipeline.run(VECTOR, self.paces.vector(name, self.groups), ready)
 
     def reduced(self, columns: int, ready: float) -> float:
         """The sum of ``columns`` partials of each lane."""
-        return self.pipeline.run(VECTOR, self.paces.vector(self.paces.timing.vector.reduce, columns), ready)
+        return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
     def start(self, recompute: bool) -> float:
         """Mean, variance and gamma loaded, and all that does not need data made of them; when hi can be used."""
@@ -65,7 +64,7 @@ class Columns:
         step = self.vector(near_one)
         self.vector(step, 2)
         flag = self.vector(near_one)
-        predicated = self.paces.vector(self.paces.timing.vector.predicated, self.groups)
+        predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
 
     def gamma_gradient(self, sums: float, products: float) -> float:

@@ -12,9 +12,9 @@ from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
-from nki_bn.predict_columns import Columns
+from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
-# Groups that are run at least when there are more, and chunks; what half of them add is what further groups add.
+# Groups that are run at least when there are more, and chunks; half of them more tell what further groups add.
 GROUPS = 4
 CHUNKS = 40
 
@@ -23,13 +23,14 @@ def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
     """The prediction for the core with the larger share."""
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     groups = ceil_div(extent.channels, plan.group_channels)
+    paces = Paces(timing, plan.cores - 1)
     few = max(GROUPS, ceil_div(CHUNKS, chunks_of_group(plan)))
     more = few // 2
     if groups <= few + more:
-        return _Run(plan, extent, groups, timing).run()
-    short = _Run(plan, _shortened(plan, extent, few), groups, timing).run()
-    long = _Run(plan, _shortened(plan, extent, few + more), groups, timing).run()
-    return long.repeated(short, (groups - few - more) / more)
+        return _Run(plan, extent, groups, paces).run()
+    short = _Run(plan, _shortened(plan, extent, few), groups, paces).run()
+    long = _Run(plan, _shortened(plan, extent, few + more), groups, paces).run()
+    return long.prolonged(short, long, (groups - few - more) / more)
 
 
 def chunks_of_group(plan: ResidentPlan) -> int:
@@ -48,15 +49,13 @@ def _shortened(plan: ResidentPlan, extent: Extent, groups: int) -> Extent:
 class _Run:
     """One core at work; a list has one time per chunk, counted over all groups."""
 
-    def __init__(self, plan: ResidentPlan, extent: Extent, groups: int, timing: Timing) -> None:
+    def __init__(self, plan: ResidentPlan, extent: Extent, groups: int, paces: Paces) -> None:
         self.plan = plan
-        self.paces = Paces(timing, plan.cores - 1)
-        self.pipeline = Pipeline(timing)
+        self.paces = paces
+        self.pipeline = Pipeline(paces.timing)
         self.extent = extent
         self.groups = groups
-        self.steps: list[Step] = steps_of(
-            extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk
-        )
+        self.steps: list[Step] = steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
         self.widths = [step.tile.width() for step in self.steps]
         self.itemsize = size_of(plan.dtype)
         self.dy_there: list[float] = []
@@ -155,21 +154,25 @@ class _Run:
         return len(self.stored) if self.plan.need_dx else self.ready
 
     def start_sums(self, at: int) -> None:
-        plan, run, vector = self.plan, self.pipeline.run, self.paces.timing.vector
+        plan, run = self.plan, self.pipeline.run
         width, dy, x = self.widths[at], self.dy_there[at], max(self.x_there[at], self.started)
         free = self.last(self.product_read, 2)
         if plan.relu == "recompute":
-            value = run(VECTOR, self.paces.pointed(width), max(x, free))
-            add = self.paces.vector(vector.scalar_tensor_tensor, width) if plan.residual else self.paces.pointed(width)
+            value = run(VECTOR, self.paces.vector("pointed", width), max(x, free))
+            add = (
+                self.paces.vector("scalar_tensor_tensor", width)
+                if plan.residual
+                else self.paces.vector("pointed", width)
+            )
             value = run(VECTOR, add, value)
-            dy = max(dy, run(VECTOR, self.paces.vector(vector.plain, width), value))
+            dy = max(dy, run(VECTOR, self.paces.vector("plain", width), value))
         if plan.relu != "none":
-            dy = run(VECTOR, self.paces.vector(vector.predicated, width), dy)
+            dy = run(VECTOR, self.paces.vector("predicated", width), dy)
         self.masked.append(dy)
         # dx takes the place of dy' only when that is stored as the gradient of the residual.
         self.given.append(self.pipeline.store(self.transfer(at, self.itemsize), dy) if plan.need_dresidual else 0.0)
         if needs_products(plan):
-            pace = self.paces.vector(vector.scalar_tensor_tensor, width)
+            pace = self.paces.vector("scalar_tensor_tensor", width)
             self.products.append(run(VECTOR, pace, max(dy, x, free)))
 
     def last(self, times: list[float], back: int) -> float:
@@ -182,10 +185,10 @@ class _Run:
             return
         if step.partial == 0 and plan.ragged:
             for _ in range(2):
-                self.pipeline.run(VECTOR, self.paces.vector(self.paces.timing.vector.memset, 1))
+                self.pipeline.run(VECTOR, self.paces.vector("memset", 1))
         width, run = self.widths[at], self.pipeline.run
         if at % 2 == 0:
-            done = run(VECTOR, self.paces.vector(self.paces.timing.vector.reduce, width), self.masked[at])
+            done = run(VECTOR, self.paces.vector("reduce", width), self.masked[at])
         else:
             done = run(SCALAR, self.paces.accumulated(width), self.masked[at])
         self.gradient_sums = max(self.gradient_sums, done)
@@ -214,15 +217,15 @@ class _Run:
             self.coefficients[step.group] = offset
 
     def combine_lanes(self, columns: Columns, channels: int, sums: float) -> float:
-        run, timing = self.pipeline.run, self.paces.timing
+        run, strided = self.pipeline.run, self.paces.timing.strided
         lanes = columns.lanes
         rows = run(TENSOR, self.paces.transposed(lanes), sums)
         # Bands of one channel lie far apart: Vector reads them at half its rate.
-        slow = timing.strided.factor if 4 * channels >= timing.strided.bytes else 1
+        slow = strided.factor if COLUMN_BYTES * channels >= strided.bytes else 1
         sums = columns.reduced(round(lanes * slow), rows)
         if self.plan.split in ("batch", "spatial"):
             sums = columns.vector(self.pipeline.exchange(sums), 2)
-        by_lane = run(VECTOR, self.paces.vector(timing.vector.plain, lanes), sums)
+        by_lane = run(VECTOR, self.paces.vector("plain", lanes), sums)
         back = run(TENSOR, self.paces.transposed(2), by_lane)
         return columns.vector(back)
 
@@ -258,7 +261,7 @@ class _Run:
             ready = max(self.masked[at], self.given[at], self.started)
             self.combined.append(self.pipeline.run(SCALAR, self.paces.scalar(width, 1), ready))
             return
-        pace = self.paces.vector(self.paces.timing.vector.scalar_tensor_tensor, width)
+        pace = self.paces.vector("scalar_tensor_tensor", width)
         ready = max(self.termed[at], self.coefficients[self.steps[at].group])
         if self.plan.folded:
             ready = max(ready, self.given[at])
@@ -271,6 +274,6 @@ class _Run:
             if at % 2 == 0:
                 done = self.pipeline.run(SCALAR, self.paces.scalar(width, 2), done)
             else:
-                done = self.pipeline.run(VECTOR, self.paces.pointed(width), done)
+                done = self.pipeline.run(VECTOR, self.paces.vector("pointed", width), done)
         self.finished.append(done)
         self.stored.append(self.pipeline.store(self.transfer(at, self.itemsize), done))

@@ -93,7 +93,9 @@ class _Run(TileRun):
                 self.close_group(at == count - 1 and number == len(widths) - 1)
                 self.chunk += 1
             if plan.need_dx and not plan.training:
-                done = self.pipeline.run(SCALAR, self.paces.scalar(width, 1), max(ready, self.given[slot], self.started))
+                done = self.pipeline.run(
+                    SCALAR, self.paces.scalar(width, 1), max(ready, self.given[slot], self.started)
+                )
         self.x_free[slot] = max(self.scalar_sums, self.vector_sums, ready)
         self.dy_free[slot] = max(self.x_free[slot], self.given[slot])
         if plan.need_dx and not plan.training:
@@ -112,29 +114,31 @@ class _Run(TileRun):
             self.given[slot] = self.pipeline.store(self.transfer(at, self.itemsize), ready)
 
     def mask_chunk(self, width: int, slot: int, turn: int) -> float:
-        vector, run, ready = self.paces.timing.vector, self.pipeline.run, self.dy_there[slot]
+        run, ready = self.pipeline.run, self.dy_there[slot]
         if self.plan.relu == "recompute":
-            value = run(VECTOR, self.paces.pointed(width), max(self.started, self.x_there[slot], self.by_scalar[turn]))
-            add = self.paces.pointed(width)
+            value = run(
+                VECTOR, self.paces.vector("pointed", width), max(self.started, self.x_there[slot], self.by_scalar[turn])
+            )
+            add = self.paces.vector("pointed", width)
             if self.plan.residual:
-                add = self.paces.vector(vector.scalar_tensor_tensor, width)
+                add = self.paces.vector("scalar_tensor_tensor", width)
             value = run(VECTOR, add, value)
-            self.by_vector[turn] = run(VECTOR, self.paces.vector(vector.plain, width), value)
+            self.by_vector[turn] = run(VECTOR, self.paces.vector("plain", width), value)
             ready = max(ready, self.by_vector[turn])
-        return run(VECTOR, self.paces.vector(vector.predicated, width), ready)
+        return run(VECTOR, self.paces.vector("predicated", width), ready)
 
     def sum_chunk(self, slot: int, width: int, ready: float) -> float:
-        vector, mine, other = self.paces.timing.vector, self.chunk % 2, (self.chunk + 1) % 2
+        mine, other = self.chunk % 2, (self.chunk + 1) % 2
         free = self.staged_free[slot] if self.staging else self.by_vector[mine]
         staged = self.pipeline.run(SCALAR, self.paces.accumulated(width), max(ready, free))
         if not self.staging:
             self.by_scalar[mine] = staged
         self.scalar_sums = staged
         if needs_products(self.plan):
-            product = self.paces.vector(vector.scalar_tensor_tensor, width)
+            product = self.paces.vector("scalar_tensor_tensor", width)
             there = max(ready, self.started, self.x_there[slot])
             done = self.pipeline.run(VECTOR, product, max(there, self.by_scalar[other]))
-            done = self.pipeline.run(VECTOR, self.paces.vector(vector.reduce, width), done)
+            done = self.pipeline.run(VECTOR, self.paces.vector("reduce", width), done)
             self.vector_sums = self.by_vector[other] = done
         return staged
 
@@ -149,8 +153,8 @@ class _Run(TileRun):
 
     def staged_store(self, at: int, done: float) -> float:
         slot = at % self.depth
-        self.staged_free[slot] = self.pipeline.store(self.row(at, STAGED_BYTES), done)
-        return self.staged_free[slot]
+        stored = self.staged_free[slot] = self.pipeline.store(self.row(at, STAGED_BYTES), done)
+        return stored
 
     def staged_load(self, visit: int, at: int, kept: float) -> None:
         slot = visit % self.depth
@@ -190,7 +194,7 @@ class _Run(TileRun):
                 read = run(SCALAR, self.paces.scalar(width, 1), free)
                 term = run(SCALAR, self.paces.scalar(width, 2), max(read, offset))
             self.by_scalar[turn] = term
-            combine = self.paces.vector(self.paces.timing.vector.scalar_tensor_tensor, width)
+            combine = self.paces.vector("scalar_tensor_tensor", width)
             done = self.by_vector[turn] = run(VECTOR, combine, max(term, gradient))
         self.x_free[slot] = read
         if returned:

@@ -16,7 +16,8 @@ from nki_bn.kernels.sizing import CHUNK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.pipeline import Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import Columns
 
-# Channel tiles, and tiles beyond those in slots, that are run when there are more, and how many more for the difference.
+# Channel tiles, and tiles beyond those in slots, that are run when there are more; and how many more, to see what they
+# add.
 CHANNEL_TILES, MORE_CHANNEL_TILES = 2, 1
 TILES, MORE_TILES = 8, 4
 
@@ -71,7 +72,8 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple
     channels = plan.shape[1]
 
     def size(tile: int) -> int:
-        return min(PARTITIONS, channels - tile * PARTITIONS)
+        rest: int = channels - tile * PARTITIONS
+        return min(rest, int(PARTITIONS))
 
     if plan.cores == 1:
         return size(at), 0
@@ -82,13 +84,14 @@ def _extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: 
     """``run(count)``, from two shorter runs if ``count`` is above what those have."""
     if count <= few + more:
         return run(count)
-    return run(few + more).repeated(run(few), (count - few - more) / more)
+    short, long = run(few), run(few + more)
+    return long.prolonged(short, long, (count - few - more) / more)
 
 
 def _tile_count(batches: int, length: int, f_tile: int) -> int:
     if length <= f_tile:
-        return ceil_div(batches, f_tile // length)
-    return batches * ceil_div(length, f_tile)
+        return int(ceil_div(batches, f_tile // length))
+    return batches * int(ceil_div(length, f_tile))
 
 
 def _tile(batches: int, length: int, f_tile: int, at: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class _Run(TileRun):
             if at >= self.ahead:
                 slot, widths = (at - self.ahead) % self.depth, self.walk.chunks(at - self.ahead, STATS_COLUMNS)
                 for number, width in enumerate(widths):
-                    stats = self.paces.vector(self.timing.vector.bn_stats, width)
+                    stats = self.paces.vector("bn_stats", width)
                     sums = self.x_free[slot] = self.pipeline.run(VECTOR, stats, self.x_there[slot])
                     last = at - self.ahead == count - 1 and number == len(widths) - 1
                     if last or piece % GROUP_PIECES == GROUP_PIECES - 1:
@@ -77,10 +77,10 @@ class _Run(TileRun):
         return self.finish_moments(columns, self.merge(columns, ceil_div(piece, GROUP_PIECES), sums))
 
     def aggregate(self, triples: int, ready: float) -> float:
-        return self.pipeline.run(VECTOR, self.paces.vector(self.timing.vector.bn_aggr, triples), ready)
+        return self.pipeline.run(VECTOR, self.paces.vector("bn_aggr", triples), ready)
 
     def count_moments(self, columns: Columns, ready: float) -> float:
-        self.pipeline.run(VECTOR, self.paces.vector(self.timing.vector.memset, 1))
+        self.pipeline.run(VECTOR, self.paces.vector("memset", 1))
         return columns.vector(ready)
 
     def merge(self, columns: Columns, triples: int, ready: float) -> float:
@@ -124,7 +124,7 @@ class _Run(TileRun):
                 passed = self.plain(width, max(value, self.mask_free[slot]))
             if self.plan.relu:
                 zero = self.plain(width, value)
-                select = self.paces.vector(self.timing.vector.predicated, width)
+                select = self.paces.vector("predicated", width)
                 y = self.pipeline.run(VECTOR, select, zero)
             else:
                 y = self.temporary_read[number % 2] = self.pipeline.run(SCALAR, self.paces.scalar(width), value)
@@ -133,13 +133,13 @@ class _Run(TileRun):
             self.mask_free[slot] = self.pipeline.store(self.transfer(at, 1), passed)
 
     def plain(self, width: int, ready: float) -> float:
-        return self.pipeline.run(VECTOR, self.paces.vector(self.timing.vector.plain, width), ready)
+        return self.pipeline.run(VECTOR, self.paces.vector("plain", width), ready)
 
     def pre_activation(self, slot: int, width: int, ready: float) -> float:
         run = self.pipeline.run
-        value = run(VECTOR, self.paces.pointed(width), max(ready, self.x_there[slot]))
+        value = run(VECTOR, self.paces.vector("pointed", width), max(ready, self.x_there[slot]))
         if self.plan.residual:
-            add = self.paces.vector(self.timing.vector.scalar_tensor_tensor, width)
+            add = self.paces.vector("scalar_tensor_tensor", width)
             value = self.residual_free[slot] = run(VECTOR, add, max(value, self.residual_there[slot]))
             return value
-        return run(VECTOR, self.paces.pointed(width), value)
+        return run(VECTOR, self.paces.vector("pointed", width), value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``resident`` strategy: candidates, and a closed form of the timing model to rank them."""
+"""Choosing the layout of the ``resident`` strategy: candidates, a closed form to rank them, predictions of the best."""
 
 from __future__ import annotations
 
@@ -7,63 +7,82 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nki_bn.hardware import Cost, Timing, load_target, load_timing
-from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.hardware import Target, load_target
+from nki_bn.kernels.plan import ResidentPlan, total_bytes
 from nki_bn.kernels.resident_geometry import (
     Extent,
+    GroupSize,
     ResidentLayout,
     extent_of_core,
     group_size,
+    resident_buffers,
     resident_plan,
 )
-from nki_bn.kernels.sizing import CHUNK_COLUMNS, SBUF_SLACK_BYTES, ceil_div
+from nki_bn.kernels.sizing import CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
+from nki_bn.predict import Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem
+from nki_bn.resident_estimate import estimated_us
 
-PARTITIONS = 128
-# The one target with timing parameters; plans for trn3 are ranked by them too.
-TIMED = "trn2"
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
 NARROWEST_CHUNK = 392
 # Chunk widths that are tried: these times 12*sqrt(columns of the core), from the timing study of this strategy.
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Groups whose slots the ring has room for, besides one chunk; with one group in flight the phases do not overlap.
-RING_GROUPS = (3, 2, 1)
+RING_GROUPS = 3
+# Layouts whose time is predicted: the best by the closed form, then other rings of the best of those.
+PREDICTED = 8
+OTHER_RINGS = (2, 4)
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A layout that fits, and its predicted time in microseconds."""
+class Estimate:
+    """A layout that fits, the size of its groups, and its time by the closed form."""
 
-    plan: ResidentPlan
-    predicted_us: float
+    layout: ResidentLayout
+    size: GroupSize
+    us: float
 
 
 def best_resident(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Candidate | None:
-    """The layout with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
+    """The candidate with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
 
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
+    found = resident_candidates(problem, sbuf_bytes)
+    return found[0] if found else None
+
+
+def resident_candidates(problem: BackwardProblem, sbuf_bytes: int | None = None) -> list[Candidate]:
+    """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident`."""
     target = load_target(problem.target)
     # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
     if target.generation < 3:
-        return None
-    budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
-    best: Candidate | None = None
-    for layout in layouts(problem):
-        plan = plan_of(problem, layout)
-        if plan.sbuf_bytes <= budget:
-            candidate = Candidate(plan, predicted_us(problem, plan))
-            if best is None or candidate.predicted_us < best.predicted_us:
-                best = candidate
-    return best
+        return []
+    budget = _budget(target, sbuf_bytes)
+    ranked = sorted(estimates(problem, budget), key=lambda estimate: estimate.us)
+    found = [_candidate(problem, estimate.layout) for estimate in ranked[:PREDICTED]]
+    if found:
+        best = min(range(len(found)), key=lambda at: found[at].prediction.ns)
+        layouts = other_rings(problem, ranked[best], budget)
+        found += [_candidate(problem, layout) for layout in layouts]
+    return sorted(found, key=lambda candidate: candidate.prediction.ns)
+
+
+def _budget(target: Target, sbuf_bytes: int | None) -> int:
+    whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
+    return whole - int(SBUF_SLACK_BYTES)
+
+
+def _candidate(problem: BackwardProblem, layout: ResidentLayout) -> Candidate:
+    plan = plan_of(problem, layout)
+    return Candidate(plan, predict(plan))
 
 
 def plan_of(problem: BackwardProblem, layout: ResidentLayout) -> ResidentPlan:
     """The plan of a layout."""
-    shape = problem.batch, problem.channels, problem.spatial
     need = tuple(name in problem.need for name in GRADIENTS)
     plan: ResidentPlan = resident_plan(
-        shape, problem.dtype, problem.relu, problem.lnc, layout, problem.residual, problem.training, need
+        problem.extents, problem.dtype, problem.relu, problem.lnc, layout, problem.residual, problem.training, need
     )
     return plan
 
@@ -79,22 +98,60 @@ def split_of(problem: BackwardProblem) -> str:
     return "spatial"
 
 
-def layouts(problem: BackwardProblem) -> Iterator[ResidentLayout]:
-    """The layouts that are tried: channels per group, bands, chunk widths, slots."""
-    split = split_of(problem)
-    shape = problem.batch, problem.channels, problem.spatial
-    extent = extent_of_core(shape, split, 0, problem.lnc)
+def estimates(problem: BackwardProblem, budget: int) -> Iterator[Estimate]:
+    """All layouts that are tried and fit: channels per group, bands, chunk widths."""
+    extent = extent_of_core(problem.extents, split_of(problem), 0, problem.lnc)
+    for layout in layouts(problem, extent, budget):
+        size = group_size(problem.extents, problem.lnc, layout)
+        fitting = with_slots(problem, layout, size, budget, RING_GROUPS)
+        if fitting is not None:
+            yield Estimate(fitting, size, estimated_us(problem, fitting, size))
+
+
+def layouts(problem: BackwardProblem, extent: Extent, budget: int) -> Iterator[ResidentLayout]:
+    """The layouts that are tried, each once, without slots; those whose groups are too large by far are left out."""
     columns = extent.channels * extent.batches * extent.length / PARTITIONS
+    split = split_of(problem)
     for channels in group_sizes(extent.channels):
         batch_bands, space_bands = bands_of(extent, PARTITIONS // channels)
         group = group_columns(extent, batch_bands, space_bands)
-        for factor in CHUNK_FACTORS:
-            chunk = chunk_of(extent, space_bands, group, factor * 12 * math.sqrt(columns))
-            layout = ResidentLayout(split, channels, batch_bands, space_bands, chunk, 0)
-            chunks = group_size(shape, problem.lnc, layout).chunks
-            for groups in RING_GROUPS:
-                slots = min(groups * chunks + 1, chunks * ceil_div(extent.channels, channels))
-                yield replace(layout, slots=max(slots, 2))
+        if 2 * group * problem.itemsize > budget:
+            continue
+        chunks = {chunk_of(extent, space_bands, group, factor * 12 * math.sqrt(columns)) for factor in CHUNK_FACTORS}
+        for chunk in sorted(chunks):
+            yield ResidentLayout(split, channels, batch_bands, space_bands, chunk, 0)
+
+
+def with_slots(
+    problem: BackwardProblem, layout: ResidentLayout, size: GroupSize, budget: int, groups: int
+) -> ResidentLayout | None:
+    """The layout with slots for ``groups`` groups and one chunk, or as many as fit; None if one group does not fit."""
+    extent = extent_of_core(problem.extents, layout.split, 0, problem.lnc)
+    total = size.chunks * ceil_div(extent.channels, layout.group_channels)
+    least = max(min(size.chunks + 1, total), 2)
+    empty, one = (bytes_of(problem, replace(layout, slots=slots), size) for slots in (0, 1))
+    slots = min(max(groups * size.chunks + 1, 2), max(total, 2), (budget - empty) // (one - empty))
+    return replace(layout, slots=slots) if slots >= least else None
+
+
+def bytes_of(problem: BackwardProblem, layout: ResidentLayout, size: GroupSize) -> int:
+    """What the plan of a layout takes per partition."""
+    owned, other = (
+        extent_of_core(problem.extents, layout.split, core, problem.lnc).channels for core in (0, problem.lnc - 1)
+    )
+    buffers = resident_buffers(
+        problem.dtype, problem.relu, problem.residual, layout, size.columns, size.chunks, owned, other
+    )
+    total: int = total_bytes(buffers)
+    return total
+
+
+def other_rings(problem: BackwardProblem, best: Estimate, budget: int) -> list[ResidentLayout]:
+    """The layout with other numbers of slots."""
+    found = [with_slots(problem, best.layout, best.size, budget, groups) for groups in OTHER_RINGS]
+    known = {best.layout.slots}
+    rings = {layout.slots: layout for layout in found if layout is not None and layout.slots not in known}
+    return list(rings.values())
 
 
 def group_sizes(channels: int) -> list[int]:
@@ -136,114 +193,3 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: float) -> int
         return int(width) // positions * positions
     pieces: int = ceil_div(positions, ceil_div(positions, int(width)))
     return pieces
-
-
-def predicted_us(problem: BackwardProblem, plan: ResidentPlan) -> float:
-    """Modelled time of a plan in microseconds: the busiest engine per chunk, and the ends of the pipeline.
-
-    The first group is loaded and added up alone, the last one combined and stored alone. Between them both phases share
-    the engines, as far as the ring has room for a second group. A turn costs Vector some short instructions, and at the
-    end its whole chain of dependent steps.
-    """
-    rates = ChunkCost.of(problem, plan)
-    chunks, groups = chunk_counts(problem, plan)
-    first, last = max(rates.load, rates.sums), max(rates.store, rates.combination)
-    overlap = min(max(plan.slots - chunks, 0) / chunks, 1.0)
-    inner = overlap * max(rates.both, rates.load + rates.store) + (1 - overlap) * (first + last)
-    between = (groups - 1) * (chunks * inner + TURN_VECTOR_NS + (1 - overlap) * TURN_CHAIN_NS)
-    ends = START_NS + TURN_CHAIN_NS + rates.sums + rates.combination + END_NS
-    total: float = chunks * (first + last) + between + ends
-    return total / 1000
-
-
-# From the model's own latencies: the parameters and the first load; a turn (two sums, two transposes, copies, six
-# column instructions, each waiting for the one before); the last store.
-START_NS = 5600.0
-TURN_CHAIN_NS = 4000.0
-TURN_VECTOR_NS = 2200.0
-END_NS = 1700.0
-
-
-@dataclass(frozen=True)
-class ChunkCost:
-    """Nanoseconds that one chunk takes of DMA, and of the busier of Vector and Scalar, in each phase and in both."""
-
-    load: float
-    store: float
-    sums: float
-    combination: float
-    both: float
-
-    @classmethod
-    def of(cls, problem: BackwardProblem, plan: ResidentPlan) -> ChunkCost:
-        """The cost of a full chunk of a plan."""
-        width = next(buffer.columns for buffer in plan.buffers if buffer.name == "dy")
-        v_sums, s_sums = _sum_engines(problem, width)
-        v_end, s_end = _combination_engines(plan, width)
-        tensors = 2 + (problem.relu == "mask") / problem.itemsize
-        one = _dma_ns(problem, plan, width)
-        triggers = load_timing(TIMED).dma.spacing
-        return cls(
-            load=max(tensors * one, 2 * triggers),
-            store=max(one, triggers),
-            sums=max(v_sums, s_sums),
-            combination=max(v_end, s_end),
-            both=max(v_sums + v_end, s_sums + s_end, 3 * triggers),
-        )
-
-
-def _sum_engines(problem: BackwardProblem, width: int) -> tuple[float, float]:
-    """Vector and Scalar ns of phase 1: the product on Vector, its sum on Scalar, sum dy' by turns, and the mask."""
-    timing = load_timing(TIMED)
-    vector, scalar = timing.vector, timing.scalar
-    product = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    reduced = _vector_ns(timing, vector.reduce, width)
-    added = _scalar_ns(timing, scalar.activation, width) + scalar.read_out.occupancy
-    masked = 0.0
-    if problem.relu != "none":
-        masked = _vector_ns(timing, vector.tensor_tensor, width)
-    if problem.relu == "recompute":
-        masked += _vector_ns(timing, vector.pointer, width) + 2 * _vector_ns(timing, vector.plain, width)
-    return product + 0.5 * reduced + masked, 1.5 * added
-
-
-def _combination_engines(plan: ResidentPlan, width: int) -> tuple[float, float]:
-    """Vector and Scalar ns of phase 2."""
-    timing = load_timing(TIMED)
-    vector, scalar = timing.vector, timing.scalar
-    combined = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    term = _scalar_ns(timing, scalar.activation, width) + scalar.extra_pointer.occupancy
-    if plan.folded:
-        return combined, term
-    affine = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
-    return combined + 0.5 * affine, term + 0.5 * term
-
-
-def _vector_ns(timing: Timing, cost: Cost, width: int) -> float:
-    return width * cost.cycles / timing.clock.vector + cost.occupancy
-
-
-def _scalar_ns(timing: Timing, cost: Cost, width: int) -> float:
-    return width * cost.cycles / timing.clock.scalar + cost.occupancy
-
-
-def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
-    """ns of moving one tensor of one chunk: by the DMA engines' descriptors, or by the core's share of HBM."""
-    timing = load_timing(TIMED)
-    lanes = plan.lane_bands * plan.group_channels
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    run = min(width, max(extent.length // plan.space_bands, 1)) * problem.itemsize
-    descriptors = width * problem.itemsize / run
-    engine: float = ceil_div(lanes, timing.dma.engines) * (
-        descriptors * timing.dma.descriptor + width * problem.itemsize / timing.dma.rate
-    )
-    share = timing.hbm.pair / 2 if problem.lnc == 2 else timing.roofline.peak
-    shared: float = lanes * width * problem.itemsize / share
-    return max(engine, shared)
-
-
-def chunk_counts(problem: BackwardProblem, plan: ResidentPlan) -> tuple[int, int]:
-    """(chunks per group, groups) of the larger core."""
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
-    return partials, ceil_div(extent.channels, plan.group_channels)
