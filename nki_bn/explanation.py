@@ -161,10 +161,6 @@ def _reason(chosen: Candidate, other: Candidate) -> str:
     longest = max(mine.busy.values())
     engine = max(theirs.busy, key=lambda name: theirs.busy[name])
     if theirs.busy[engine] > _NOTABLE * longest:
-        return (
-            f"{engine} is at work for {theirs.busy[engine] / 1e3:.1f} us, here none for more than {longest / 1e3:.1f}"
-        )
-    waits = theirs.ns - theirs.busy[engine], mine.ns - longest
-    return (
-        f"its busiest engine, {engine}, waits for {waits[0] / 1e3:.1f} us, here that of the plan {waits[1] / 1e3:.1f}"
-    )
+        return f"{engine} works for {theirs.busy[engine] / 1e3:.1f} us, none of the plan for over {longest / 1e3:.1f}"
+    its, here = (theirs.ns - theirs.busy[engine]) / 1e3, (mine.ns - longest) / 1e3
+    return f"its busiest engine, {engine}, waits for {its:.1f} us, that of the plan for {here:.1f}"

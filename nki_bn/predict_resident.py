@@ -20,8 +20,16 @@ CHUNKS = 40
 
 
 def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
-    """The prediction for the core with the larger share."""
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    """The prediction for the slower core: the one with the larger share, unless the other's leaves more leftovers."""
+    first, last = (extent_of_core(plan.shape, plan.split, core, plan.cores) for core in (0, plan.cores - 1))
+    found = _predicted(plan, first, timing)
+    if (first.batches, first.length) == (last.batches, last.length):
+        return found
+    return max(found, _predicted(plan, last, timing), key=lambda prediction: prediction.ns)
+
+
+def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
+    """The prediction for a core that owns ``extent``."""
     groups = ceil_div(extent.channels, plan.group_channels)
     paces = Paces(timing, plan.cores - 1)
     few = max(GROUPS, ceil_div(CHUNKS, chunks_of_group(plan)))
@@ -54,6 +62,8 @@ class _Run:
         self.paces = paces
         self.pipeline = Pipeline(paces.timing)
         self.extent = extent
+        self.shared = plan.split in ("batch", "spatial")
+        self.first = extent.batch == 0 and extent.start == 0
         self.groups = groups
         self.steps: list[Step] = steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
         self.widths = [step.tile.width() for step in self.steps]
@@ -72,6 +82,7 @@ class _Run:
         self.copied = 0.0
         self.started = 0.0
         self.ready = 0
+        self.cleared = 0.0, 0.0
         self.gradient_sums = 0.0
         self.product_sums = 0.0
         self.finished_sums = (0.0, 0.0)
@@ -101,25 +112,31 @@ class _Run:
             self.store_blocks()
         return self.pipeline.prediction()
 
-    def blocks(self) -> list[Columns]:
-        """The columns of all whole groups, and those of a smaller last one."""
-        plan, channels = self.plan, self.extent.channels
-        last = (channels - 1) % plan.group_channels + 1
-        ragged = last < plan.group_channels and self.groups > 1
-        whole = self.groups - ragged
-        blocks = [Columns(self.pipeline, self.paces, plan.lane_bands * min(plan.group_channels, channels), whole)]
-        if ragged:
-            blocks.append(Columns(self.pipeline, self.paces, plan.lane_bands * last))
-        return blocks
+    def blocks(self) -> list[tuple[int, int]]:
+        """(channels, groups) of all whole groups, and of a smaller last one."""
+        size, channels = self.plan.group_channels, self.extent.channels
+        last = (channels - 1) % size + 1
+        if last == size or self.groups == 1:
+            return [(min(size, channels), self.groups)]
+        return [(size, self.groups - 1), (last, 1)]
 
     def start_blocks(self) -> float:
-        return max(block.start(self.plan.relu == "recompute") for block in self.blocks())
+        """The columns of all groups; when phase 1 can use them."""
+        lanes, ready = self.plan.lane_bands, 0.0
+        for channels, groups in self.blocks():
+            columns = Columns(self.pipeline, self.paces, lanes * channels, groups)
+            ready = max(ready, columns.start(self.plan.relu == "recompute"))
+        return ready
 
     def store_blocks(self) -> None:
-        for block in self.blocks():
+        """dbeta and dgamma, which only one core has to write where both have the same channels."""
+        if self.shared and not self.first:
+            return
+        for channels, groups in self.blocks():
+            columns = Columns(self.pipeline, self.paces, channels, groups)
             for needed, ready in zip((self.plan.need_dbeta, self.plan.need_dgamma), self.finished_sums, strict=True):
                 if needed:
-                    block.store(ready)
+                    columns.store(ready)
 
     def transfer(self, at: int, itemsize: int) -> Transfer:
         step = self.steps[at]
@@ -183,17 +200,18 @@ class _Run:
         if not needs_sums(plan):
             self.summed.append(self.masked[at])
             return
-        if step.partial == 0 and plan.ragged:
-            for _ in range(2):
-                self.pipeline.run(VECTOR, self.paces.vector("memset", 1))
         width, run = self.widths[at], self.pipeline.run
+        if step.partial == 0 and plan.ragged:
+            zero = self.paces.vector("memset", chunks_of_group(plan))
+            self.cleared = run(VECTOR, zero), run(VECTOR, zero)
+        gradient = max(self.masked[at], self.cleared[0])
         if at % 2 == 0:
-            done = run(VECTOR, self.paces.vector("reduce", width), self.masked[at])
+            done = run(VECTOR, self.paces.vector("reduce", width), gradient)
         else:
-            done = run(SCALAR, self.paces.accumulated(width), self.masked[at])
+            done = run(SCALAR, self.paces.accumulated(width), gradient)
         self.gradient_sums = max(self.gradient_sums, done)
         if needs_products(plan):
-            self.product_sums = run(SCALAR, self.paces.accumulated(width), self.products[at])
+            self.product_sums = run(SCALAR, self.paces.accumulated(width), max(self.products[at], self.cleared[1]))
             self.product_read.append(self.product_sums)
         self.summed.append(max(self.gradient_sums, self.product_sums))
 
@@ -206,7 +224,7 @@ class _Run:
         count = step.partial + 1
         sums = columns.reduced(count, self.gradient_sums)
         products = columns.reduced(count, self.product_sums) if needs_products(plan) else columns.vector(0.0)
-        if plan.lane_bands > 1 or plan.split in ("batch", "spatial"):
+        if plan.lane_bands > 1 or self.shared:
             sums = products = self.combine_lanes(columns, channels, max(sums, products))
         dgamma = columns.gamma_gradient(sums, products) if needs_products(plan) else 0.0
         self.finished_sums = sums, dgamma
@@ -223,7 +241,7 @@ class _Run:
         # Bands of one channel lie far apart: Vector reads them at half its rate.
         slow = strided.factor if COLUMN_BYTES * channels >= strided.bytes else 1
         sums = columns.reduced(round(lanes * slow), rows)
-        if self.plan.split in ("batch", "spatial"):
+        if self.shared:
             sums = columns.vector(self.pipeline.exchange(sums), 2)
         by_lane = run(VECTOR, self.paces.vector("plain", lanes), sums)
         back = run(TENSOR, self.paces.transposed(2), by_lane)
