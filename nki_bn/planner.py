@@ -7,6 +7,7 @@ docs/planner.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from nki_bn.fitting import fits, require_fit
@@ -14,7 +15,7 @@ from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.predict import Candidate, Plan, predict
-from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import resident_candidates
 
 # Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
@@ -37,22 +38,31 @@ def plan(problem: Problem) -> Plan:
 def candidates(problem: Problem) -> tuple[Candidate, ...]:
     """All plans that were predicted, the chosen one first; errors as for :func:`plan`.
 
-    Plans of more than ``INSTRUCTIONS`` come last, the shortest of them first: one is chosen when nothing else fits.
+    Plans of more than ``INSTRUCTIONS`` come last, the shortest of them first: one is chosen when nothing else fits. A
+    backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
     if isinstance(problem, ForwardProblem):
-        found = [_predicted(plan_forward(problem))]
-    elif isinstance(problem, BackwardProblem):
-        found = _backward_candidates(problem)
-    else:
+        return (_predicted(plan_forward(problem)),)
+    if not isinstance(problem, BackwardProblem):
         raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
-    return tuple(sorted(found, key=_rank))
+    found = _backward_candidates(replace(problem, need=OUTPUTS))
+    if problem.need == OUTPUTS:
+        return found
+    return tuple(_predicted(_with_outputs(problem, candidate.plan)) for candidate in found)
 
 
-def _backward_candidates(problem: BackwardProblem) -> list[Candidate]:
+def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
     found = resident_candidates(problem) if problem.count else []
     if not found or fits(problem, _budget(problem, None)):
         found.append(_predicted(plan_staged(problem)))
-    return found
+    return tuple(sorted(found, key=_rank))
+
+
+def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
+    """A plan that makes what the problem needs; ``resident`` allocates the same for all outputs."""
+    if not isinstance(chosen, ResidentPlan):
+        return plan_staged(problem)
+    return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
 
 
 def _predicted(chosen: Plan) -> Candidate:

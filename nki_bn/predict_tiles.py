@@ -73,7 +73,7 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple
 
     def size(tile: int) -> int:
         rest: int = channels - tile * PARTITIONS
-        return min(rest, int(PARTITIONS))
+        return max(min(rest, int(PARTITIONS)), 0)
 
     if plan.cores == 1:
         return size(at), 0

@@ -15,7 +15,7 @@ from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, total_b
 from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, STATS_COLUMNS
 from nki_bn.pipeline import Pipeline
 from nki_bn.planner import INSTRUCTIONS, candidates, plan, plan_forward, plan_staged
-from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
+from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import PREDICTED, best_resident
 
 LAYERS = ((32, 64, 56, 56), (32, 1024, 14, 14), (32, 2048, 7, 7), (256, 4096), (2, 32, 64, 128, 128), (1, 3, 5))
@@ -156,3 +156,16 @@ def test_every_strategy_has_an_order_to_predict() -> None:
     assert isinstance(plans[1], ForwardPlan) and isinstance(getattr(plans[2], "plan", None), ResidentPlan)
     names = {plans[0].strategy, plans[1].strategy, "resident"}
     assert names == set(predict._ORDERS) and nki_bn.plan is plan
+
+
+def test_fewer_outputs_take_the_layout_of_all() -> None:
+    """So that each output has the same bits whatever else is needed."""
+    for shape in LAYERS:
+        whole = plan(BackwardProblem(shape, "bfloat16", lnc=2))
+        for need in (("dx",), ("dgamma", "dbeta"), ("dx", "dgamma", "dbeta", "dresidual")):
+            part = plan(BackwardProblem(shape, "bfloat16", lnc=2, need=need))
+            assert [getattr(part, f"need_{name}") for name in GRADIENTS] == [name in need for name in GRADIENTS]
+            # A staged plan without dx has no staged gradient to keep.
+            outputs = {f"need_{name}" for name in GRADIENTS} | {"buffers", "sbuf_bytes"}
+            mine, theirs = (vars(chosen).items() for chosen in (part, whole))
+            assert {item for item in mine if item[0] not in outputs} == {i for i in theirs if i[0] not in outputs}
