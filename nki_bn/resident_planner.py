@@ -29,9 +29,11 @@ NARROWEST_CHUNK = 392
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Groups whose slots the ring has room for, besides one chunk; with one group in flight the phases do not overlap.
 RING_GROUPS = 3
-# Layouts whose time is predicted: the best by the closed form, then other rings of the best of those.
-PREDICTED = 8
+# Layouts whose time is predicted: the best by the closed form, then those that are like the best of those but have
+# other rings, or other chunks.
+PREDICTED = 10
 OTHER_RINGS = (2, 4)
+OTHER_CHUNKS = (0.7, 1.4)
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,9 @@ def resident_candidates(problem: BackwardProblem, sbuf_bytes: int | None = None)
     found = [_candidate(problem, estimate.layout) for estimate in ranked[:PREDICTED]]
     if found:
         best = min(range(len(found)), key=lambda at: found[at].prediction.ns)
-        layouts = other_rings(problem, ranked[best], budget)
-        found += [_candidate(problem, layout) for layout in layouts]
+        known = {estimate.layout for estimate in ranked[:PREDICTED]}
+        others = dict.fromkeys(neighbours(problem, ranked[best], budget))
+        found += [_candidate(problem, layout) for layout in others if layout not in known]
     return sorted(found, key=lambda candidate: candidate.prediction.ns)
 
 
@@ -146,12 +149,19 @@ def bytes_of(problem: BackwardProblem, layout: ResidentLayout, size: GroupSize) 
     return total
 
 
-def other_rings(problem: BackwardProblem, best: Estimate, budget: int) -> list[ResidentLayout]:
-    """The layout with other numbers of slots."""
-    found = [with_slots(problem, best.layout, best.size, budget, groups) for groups in OTHER_RINGS]
-    known = {best.layout.slots}
-    rings = {layout.slots: layout for layout in found if layout is not None and layout.slots not in known}
-    return list(rings.values())
+def neighbours(problem: BackwardProblem, best: Estimate, budget: int) -> Iterator[ResidentLayout]:
+    """The layout with other numbers of slots, and with other chunks."""
+    layout = best.layout
+    extent = extent_of_core(problem.extents, layout.split, 0, problem.lnc)
+    group = group_columns(extent, layout.batch_bands, layout.space_bands)
+    chunks = [chunk_of(extent, layout.space_bands, group, factor * best.size.columns) for factor in OTHER_CHUNKS]
+    options = [(layout.chunk, groups) for groups in OTHER_RINGS] + [(chunk, RING_GROUPS) for chunk in chunks]
+    for chunk, groups in options:
+        other = replace(layout, chunk=chunk)
+        size = group_size(problem.extents, problem.lnc, other)
+        fitting = with_slots(problem, other, size, budget, groups)
+        if fitting is not None:
+            yield fitting
 
 
 def group_sizes(channels: int) -> list[int]:
