@@ -8,7 +8,7 @@ import nki.language as nl
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core, sets_together, tiles_of_unit, units_of
-from nki_bn.kernels.sizing import ceil_div
+from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 
 # Columns of PSUM that a partial sum of Tensor may take, by the width of a set: the wider the sets, the less it costs
 # Vector to add up wide ones; the wider the partial sums, the fewer instructions.
@@ -66,7 +66,7 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
     """The :class:`GroupSize` of a layout."""
     channels = min(layout.set_channels, extent_of_core(shape, layout.split, 0, cores).channels)
     lanes = 0
-    fewest = nl.tile_size.pmax
+    fewest = PARTITIONS
     columns = 0
     set_chunks = 0
     chunks = 0
@@ -101,7 +101,7 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
 def slice_of(widest: int, set_columns: int) -> int:
     """Columns of a partial sum of Tensor: of two per set, as many as fit into a bank of PSUM side by side."""
     most = NARROW_SLICE
-    while most * SLICE_SHARE < set_columns and 4 * most <= nl.tile_size.psum_fmax:
+    while most * SLICE_SHARE < set_columns and 4 * most <= BANK_COLUMNS:
         most = most * 2
     return ceil_div(widest, ceil_div(widest, most))
 
@@ -184,7 +184,7 @@ def resident_buffers(
     slots = layout.slots
     columns = size.columns
     in_set, owned, other = channels
-    lanes = nl.tile_size.pmax
+    lanes = PARTITIONS
     buffers = [Buffer("dy", slots, columns, task.dtype), Buffer("x", slots, columns, task.dtype)]
     if task.relu != "none":
         buffers.append(Buffer("mask", slots, columns, nl.uint8))

@@ -11,6 +11,13 @@ import nki.language as nl
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import BackwardPlan, Buffer, ForwardPlan, total_bytes
 
+# Partitions of SBUF: `nl.tile_size.pmax` on every target of the Neuron architecture guides. A number, because plans are
+# made where no kernel runs and no target is chosen.
+PARTITIONS = 128
+# float32 numbers of a bank of PSUM, likewise: `nl.tile_size.psum_bank_fmax`.
+BANK_COLUMNS = 512
+# Columns of one `bn_stats`, likewise: `nl.tile_size.bn_stats_fmax`.
+STATS_COLUMNS = 512
 # A sum keeps one partial per chunk of at most this many columns, so that no float32 accumulator runs over a whole row.
 CHUNK_COLUMNS = 2048
 # Partials are added in groups of this many, whose sums are added at the end.
@@ -74,7 +81,7 @@ def geometry_of(shape: tuple[int, int, int], cores: int) -> Geometry:
     bands = 1
     if split != "batch" or batch % cores == 0:
         bands = bands_of(channels, batches)
-    channel_tiles = ceil_div(channels, nl.tile_size.pmax)
+    channel_tiles = ceil_div(channels, PARTITIONS)
     if split == "channel":
         channel_tiles = ceil_div(channel_tiles, cores)
     return Geometry(split, bands, batches // bands, positions, channel_tiles)
@@ -84,7 +91,7 @@ def split_of(batch: int, channels: int, spatial: int, cores: int) -> str:
     """What the cores divide: channel tiles when they come out even or nearly so, else batches, else space."""
     if cores == 1:
         return "none"
-    tiles = ceil_div(channels, nl.tile_size.pmax)
+    tiles = ceil_div(channels, PARTITIONS)
     if tiles % 2 == 0 or tiles >= MANY_TILES:
         return "channel"
     if batch % 2 == 0:
@@ -216,7 +223,7 @@ class ForwardBuffers(nl.NKIObject):
 
     def chunk(self) -> int:
         """Columns per instruction of the longest kind of list: pieces of bn_stats."""
-        return nl.tile_size.bn_stats_fmax
+        return STATS_COLUMNS
 
     def buffers(self, width: Width, depth: int) -> list[Buffer]:
         """The list for tiles of ``width`` and ``depth`` slots."""
@@ -287,6 +294,15 @@ def two_read_plan(
 def largest_that_fits(
     recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
 ) -> tuple[Width, int]:
+    """What :func:`widest_that_fits` finds; the host asks before it comes here."""
+    found = widest_that_fits(recipe, geometry, sbuf_bytes, rounds)
+    assert found != None, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
+    return found
+
+
+def widest_that_fits(
+    recipe: StagedBuffers | ForwardBuffers, geometry: Geometry, sbuf_bytes: int, rounds: int = 1
+) -> tuple[Width, int] | None:
     """The widest tile of which two slots fit and are used, and as many slots as fit: depth is given up first.
 
     The slots serve all tiles of ``rounds`` channel tiles. One slot is enough for a tile that is one instruction.
@@ -301,4 +317,4 @@ def largest_that_fits(
         if depth >= 2 or (fitting >= 2 and width.columns <= CHUNK_COLUMNS):
             return width, depth
         columns = columns // 2
-    assert False, f"no tile of {NARROWEST_TILE} columns fits into {sbuf_bytes} bytes of SBUF per partition"
+    return None

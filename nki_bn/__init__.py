@@ -8,15 +8,27 @@ from typing import TYPE_CHECKING, Any
 from nki_bn.simulator import install
 
 if TYPE_CHECKING:
+    from nki_bn.explanation import Explanation, explain
     from nki_bn.ops import BatchNormForward, batch_norm_bwd, batch_norm_fwd
     from nki_bn.planner import plan
     from nki_bn.problem import BackwardProblem, ForwardProblem
 
 __version__ = "0.1.0"
-__all__ = ["BackwardProblem", "BatchNormForward", "ForwardProblem", "batch_norm_bwd", "batch_norm_fwd", "plan"]
+__all__ = [
+    "BackwardProblem",
+    "BatchNormForward",
+    "Explanation",
+    "ForwardProblem",
+    "batch_norm_bwd",
+    "batch_norm_fwd",
+    "explain",
+    "plan",
+]
 _ELSEWHERE = {
     "BackwardProblem": "nki_bn.problem",
+    "Explanation": "nki_bn.explanation",
     "ForwardProblem": "nki_bn.problem",
+    "explain": "nki_bn.explanation",
     "plan": "nki_bn.planner",
 }
 

@@ -15,6 +15,7 @@ from nki_bn import __version__
 COMMANDS = {
     "doctor": ("nki_bn.commands.doctor", "what is installed, and whether it works"),
     "verify": ("nki_bn.commands.verify", "compare a kernel with the float64 reference"),
+    "plan": ("nki_bn.commands.plan", "which plan a problem gets, what it would take, and why"),
     "trace": ("nki_bn.commands.trace", "model when every instruction of a kernel runs"),
     "bench": ("nki_bn.commands.bench", "check and time the kernels on the layers of models"),
     "report": ("nki_bn.commands.report", "the rows of a benchmark as Markdown, CSV or HTML"),

@@ -1,27 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a problem to a plan: how a kernel will work, decided on the host."""
+"""From a problem to a plan: how a kernel will work, decided on the host.
+
+Every strategy offers candidates that fit into SBUF; the one with the least predicted time is the plan. See
+docs/planner.md.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
+from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
-from nki_bn.resident_planner import best_resident
+from nki_bn.predict import Candidate, Plan, predict
+from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_planner import resident_candidates
+
+# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
+INSTRUCTIONS = 20_000
+# Problems whose candidates are remembered.
+_REMEMBERED = 256
 
 
-def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
+def plan(problem: Problem) -> Plan:
     """The plan of a forward or a backward pass.
 
     Raises:
         TypeError: the problem is neither a ForwardProblem nor a BackwardProblem.
-        ValueError: a size is 0, so that there is nothing to plan.
+        ValueError: a size is 0, so that there is nothing to plan; or nothing fits into SBUF.
+    """
+    return candidates(problem)[0].plan
+
+
+@lru_cache(_REMEMBERED)
+def candidates(problem: Problem) -> tuple[Candidate, ...]:
+    """All plans that were predicted, the chosen one first; errors as for :func:`plan`.
+
+    Plans of more than ``INSTRUCTIONS`` come last, the shortest of them first: one is chosen when nothing else fits. A
+    backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
     if isinstance(problem, ForwardProblem):
-        return plan_forward(problem)
-    if isinstance(problem, BackwardProblem):
-        return plan_backward(problem)
-    raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
+        return (_predicted(plan_forward(problem)),)
+    if not isinstance(problem, BackwardProblem):
+        raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
+    found = _backward_candidates(replace(problem, need=OUTPUTS))
+    if problem.need == OUTPUTS:
+        return found
+    return tuple(_predicted(_with_outputs(problem, candidate.plan)) for candidate in found)
+
+
+def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
+    found = resident_candidates(problem) if problem.count else []
+    if not found or fits(problem, _budget(problem, None)):
+        found.append(_predicted(plan_staged(problem)))
+    return tuple(sorted(found, key=_rank))
+
+
+def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
+    """A plan that makes what the problem needs; ``resident`` allocates the same for all outputs."""
+    if not isinstance(chosen, ResidentPlan):
+        return plan_staged(problem)
+    return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
+
+
+def _predicted(chosen: Plan) -> Candidate:
+    return Candidate(chosen, predict(chosen))
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    prediction = candidate.prediction
+    over = prediction.instructions > INSTRUCTIONS
+    return over, prediction.instructions if over else prediction.ns
 
 
 def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
@@ -30,7 +81,7 @@ def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> Forw
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
     chosen: ForwardPlan = two_read_plan(
-        _extents(problem),
+        _extents(problem, sbuf_bytes),
         problem.dtype,
         problem.lnc,
         _budget(problem, sbuf_bytes),
@@ -43,15 +94,16 @@ def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> Forw
 
 
 def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
-    """The plan of a backward pass: the best layout of ``resident`` if one fits, else ``staged``."""
-    best = best_resident(problem) if problem.count else None
-    return plan_staged(problem) if best is None else best.plan
+    """The plan of a backward pass: the candidate of ``resident`` or ``staged`` with the least predicted time."""
+    chosen = plan(problem)
+    assert not isinstance(chosen, ForwardPlan), "a backward problem has no forward plan"
+    return chosen
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:
     """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF, as for the forward."""
     chosen: BackwardPlan = staged_plan(
-        _extents(problem),
+        _extents(problem, sbuf_bytes),
         problem.dtype,
         problem.relu,
         problem.lnc,
@@ -63,10 +115,12 @@ def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Back
     return chosen
 
 
-def _extents(problem: Problem) -> tuple[int, int, int]:
+def _extents(problem: Problem, sbuf_bytes: int | None) -> tuple[int, int, int]:
+    """The extents of a problem that has something to plan, which fits."""
     if not problem.count:
         raise ValueError(f"problem has shape {problem.shape}; accepted for a plan: sizes from 1 up")
-    return problem.batch, problem.channels, problem.spatial
+    require_fit(problem, _budget(problem, sbuf_bytes))
+    return problem.extents
 
 
 def _budget(problem: Problem, sbuf_bytes: int | None) -> int:

@@ -96,6 +96,11 @@ class Problem:
         return self.batch * self.spatial
 
     @property
+    def extents(self) -> tuple[int, int, int]:
+        """(B, C, S), as kernels and plans take the shape."""
+        return self.batch, self.channels, self.spatial
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element of x."""
         return DTYPES[self.dtype].itemsize

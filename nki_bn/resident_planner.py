@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``resident`` strategy: candidates, and a closed form of the timing model to rank them."""
+"""Choosing the layout of the ``resident`` strategies: candidates, a closed form to rank them, predictions of the best."""
 
 from __future__ import annotations
 
@@ -7,69 +7,101 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nki_bn.hardware import Cost, Timing, load_target, load_timing
-from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.hardware import Target, load_target
+from nki_bn.kernels.plan import ResidentPlan, total_bytes
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
-from nki_bn.kernels.resident_layout import BackwardTask, ResidentLayout, group_size, resident_plan
-from nki_bn.kernels.sizing import CHUNK_COLUMNS, SBUF_SLACK_BYTES, ceil_div
+from nki_bn.kernels.resident_layout import (
+    BackwardTask,
+    GroupSize,
+    ResidentLayout,
+    group_size,
+    resident_buffers,
+    resident_plan,
+    slice_of,
+)
+from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
+from nki_bn.kernels.tensor_work import COMBINATION_BANKS
+from nki_bn.predict import Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem
+from nki_bn.resident_estimate import estimated_us
 
-PARTITIONS = 128
-# The one target with timing parameters; plans for trn3 are ranked by them too.
-TIMED = "trn2"
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
 NARROWEST_CHUNK = 392
-# Chunk widths that are tried: these times 12*sqrt(columns of the core), from the timing study of this strategy.
+# Chunk widths that are tried, besides those of the timing study of this strategy: 12*sqrt(columns of the core), and
+# half and double of it.
+CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
+# Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
+EIGHTHS = 3
+EIGHTHS_FLOAT32 = 4
+TENSOR_EIGHTHS = (4, 5)
+# Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
+GROUP_SETS = (1, 2, 3, 4, 6, 8)
+TENSOR_COLUMNS = 392
 # Groups whose slots the ring has room for, besides one chunk; with one group in flight the phases do not overlap.
-RING_GROUPS = (3, 2, 1)
+RING_GROUPS = 4
+# Layouts whose time is predicted: the best by the closed form, then those that are like the best of those but have
+# other rings, other chunks, or other shares of the engines.
+PREDICTED = 10
+OTHER_RINGS = (2, 3)
+OTHER_CHUNKS = (0.7, 1.4)
+# Slots of ``reread``: enough that loads run ahead while stores drain.
+REREAD_SLOTS = 8
+# Banks of PSUM.
+BANKS = 8
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A layout that fits, and its predicted time in microseconds."""
+class Estimate:
+    """A layout that fits, the size of its groups, and its time by the closed form."""
 
-    plan: ResidentPlan
-    predicted_us: float
+    layout: ResidentLayout
+    size: GroupSize
+    us: float
 
 
-def best_resident(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Candidate | None:
-    """The layout with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
+def best_resident(
+    problem: BackwardProblem, sbuf_bytes: int | None = None, strategy: str = "resident"
+) -> Candidate | None:
+    """The candidate with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
 
-    ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
+    ``sbuf_bytes`` may be used per partition; None stands for all that the target has. ``strategy`` is "resident" or
+    "reread".
     """
+    found = resident_candidates(problem, sbuf_bytes, strategy)
+    return found[0] if found else None
+
+
+def resident_candidates(
+    problem: BackwardProblem, sbuf_bytes: int | None = None, strategy: str = "resident"
+) -> list[Candidate]:
+    """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident`."""
     target = load_target(problem.target)
     # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
     if target.generation < 3:
-        return None
-    budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
-    best: Candidate | None = None
-    for layout in layouts(problem):
-        plan = plan_of(problem, layout)
-        if plan.sbuf_bytes <= budget:
-            candidate = Candidate(plan, predicted_us(problem, plan))
-            if best is None or candidate.predicted_us < best.predicted_us:
-                best = candidate
-    return best
+        return []
+    search = Search(problem, _budget(target, sbuf_bytes), strategy)
+    ranked = sorted(search.estimates(), key=lambda estimate: estimate.us)
+    found = [search.candidate(estimate.layout) for estimate in ranked[:PREDICTED]]
+    if found:
+        best = min(range(len(found)), key=lambda at: found[at].prediction.ns)
+        known = {estimate.layout for estimate in ranked[:PREDICTED]}
+        others = dict.fromkeys(search.neighbours(ranked[best]))
+        found += [search.candidate(layout) for layout in others if layout not in known]
+    return sorted(found, key=lambda candidate: candidate.prediction.ns)
 
 
-def plan_of(problem: BackwardProblem, layout: ResidentLayout) -> ResidentPlan:
-    """The plan of a layout."""
-    plan: ResidentPlan = resident_plan(task_of(problem), layout)
-    return plan
+def _budget(target: Target, sbuf_bytes: int | None) -> int:
+    whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
+    return whole - int(SBUF_SLACK_BYTES)
 
 
 def task_of(problem: BackwardProblem) -> BackwardTask:
     """What is asked, as a kernel sees it."""
+    need = tuple(name in problem.need for name in GRADIENTS)
+    fast = problem.precision == "fast"
     return BackwardTask(
-        (problem.batch, problem.channels, problem.spatial),
-        problem.dtype,
-        problem.lnc,
-        problem.relu,
-        problem.residual,
-        problem.training,
-        tuple(name in problem.need for name in GRADIENTS),
-        problem.precision == "fast",
+        problem.extents, problem.dtype, problem.lnc, problem.relu, problem.residual, problem.training, need, fast
     )
 
 
@@ -84,26 +116,110 @@ def split_of(problem: BackwardProblem) -> str:
     return "spatial"
 
 
-def layouts(problem: BackwardProblem) -> Iterator[ResidentLayout]:
-    """The layouts that are tried: channels per group, bands, chunk widths, slots."""
-    split = split_of(problem)
-    shape = problem.batch, problem.channels, problem.spatial
-    extent = extent_of_core(shape, split, 0, problem.lnc)
-    columns = extent.channels * extent.batches * extent.length / PARTITIONS
-    for channels in group_sizes(extent.channels):
-        batch_bands, space_bands = bands_of(extent, PARTITIONS // channels)
-        group = group_columns(extent, batch_bands, space_bands)
-        for factor in CHUNK_FACTORS:
-            chunk = chunk_of(extent, space_bands, group, factor * 12 * math.sqrt(columns))
-            layout = ResidentLayout(split, channels, 1, batch_bands, space_bands, chunk, 0, False, 4)
-            chunks = group_size(shape, problem.lnc, layout).chunks + 1
-            for groups in RING_GROUPS:
-                slots = min(groups * chunks + 1, chunks * ceil_div(extent.channels, channels))
-                yield replace(layout, slots=max(slots, 2))
+class Search:
+    """The layouts that are tried for a problem within a budget of SBUF."""
+
+    def __init__(self, problem: BackwardProblem, budget: int, strategy: str) -> None:
+        self.task = task_of(problem)
+        self.budget = budget
+        self.strategy = strategy
+        self.split = split_of(problem)
+        self.itemsize = problem.itemsize
+        self.extent = extent_of_core(self.task.shape, self.split, 0, self.task.cores)
+
+    def candidate(self, layout: ResidentLayout) -> Candidate:
+        """The plan of a layout with its prediction."""
+        plan: ResidentPlan = resident_plan(self.task, layout, self.strategy)
+        return Candidate(plan, predict(plan))
+
+    def estimates(self) -> Iterator[Estimate]:
+        """All layouts that are tried and fit."""
+        for layout in (*self.layouts(), *self.tensor_layouts()):
+            estimate = self.fitted(layout, RING_GROUPS)
+            if estimate is not None:
+                yield estimate
+
+    def fitted(self, layout: ResidentLayout, ring: int) -> Estimate | None:
+        """The layout with slots for ``ring`` groups, or as many as fit; None if one group does not fit."""
+        size = group_size(self.task.shape, self.task.cores, layout)
+        if layout.tensor_sums and not self._banks_fit(layout, size):
+            return None
+        fitting = self._with_slots(layout, size, ring)
+        return None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size))
+
+    def layouts(self) -> Iterator[ResidentLayout]:
+        """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
+        eighths = EIGHTHS if self.task.folded() else EIGHTHS_FLOAT32
+        for channels in group_sizes(self.extent.channels):
+            bands = bands_of(self.extent, PARTITIONS // channels)
+            group = group_columns(self.extent, *bands)
+            if self.strategy == "reread" or 2 * group * self.itemsize <= self.budget:
+                for chunk in self._chunks(bands[1], group):
+                    yield ResidentLayout(self.split, channels, 1, *bands, chunk, 0, False, eighths)
+
+    def tensor_layouts(self) -> Iterator[ResidentLayout]:
+        """Layouts whose sums are made by Tensor: one channel on all lanes, several of them in a group."""
+        needed = self.task.has_terms() or self.task.need[1]
+        if not self.task.folded() or not needed:
+            return
+        bands = bands_of(self.extent, PARTITIONS)
+        columns = group_columns(self.extent, *bands)
+        if columns < TENSOR_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
+            return
+        for chunk in self._chunks(bands[1], columns):
+            together = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
+            for sets in GROUP_SETS:
+                if sets <= self.extent.channels:
+                    for eighths in TENSOR_EIGHTHS:
+                        yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths)
+
+    def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
+        """The layout with other numbers of slots, with other chunks, and with other shares of the engines."""
+        layout = best.layout
+        bands = layout.batch_bands, layout.space_bands
+        group = group_columns(self.extent, *bands)
+        options = [(layout, groups) for groups in OTHER_RINGS]
+        options += [(replace(layout, eighths=layout.eighths + more), RING_GROUPS) for more in (-1, 1)]
+        if not layout.tensor_sums:
+            chunks = {chunk_of(self.extent, bands[1], group, factor * best.size.columns) for factor in OTHER_CHUNKS}
+            options += [(replace(layout, chunk=chunk), RING_GROUPS) for chunk in sorted(chunks)]
+        for other, groups in options:
+            estimate = self.fitted(other, groups)
+            if estimate is not None:
+                yield estimate.layout
+
+    def _chunks(self, space_bands: int, group: int) -> list[int]:
+        columns = self.extent.channels * self.extent.batches * self.extent.length / PARTITIONS
+        wanted = (*CHUNKS, *(factor * 12 * math.sqrt(columns) for factor in CHUNK_FACTORS))
+        return sorted({chunk_of(self.extent, space_bands, group, width) for width in wanted})
+
+    def _banks_fit(self, layout: ResidentLayout, size: GroupSize) -> bool:
+        pairs = BANK_COLUMNS // (2 * slice_of(size.widest, size.set_columns))
+        combines = self.task.has_terms() and layout.eighths > 0
+        return 2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS
+
+    def _with_slots(self, layout: ResidentLayout, size: GroupSize, groups: int) -> ResidentLayout | None:
+        total = size.chunks * ceil_div(self.extent.channels, layout.set_channels * layout.group_sets) + 1
+        empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
+        fitting = (self.budget - empty) // (one - empty)
+        if self.strategy == "reread":
+            return replace(layout, slots=min(fitting, REREAD_SLOTS)) if fitting >= 2 else None
+        least = max(min(size.chunks + 1, total), 2)
+        slots = min(max(groups * size.chunks + 1, 2), max(total, 2), fitting)
+        return replace(layout, slots=slots) if slots >= least else None
+
+    def _bytes(self, layout: ResidentLayout, size: GroupSize) -> int:
+        owned, other = (
+            extent_of_core(self.task.shape, layout.split, core, self.task.cores).channels
+            for core in (0, self.task.cores - 1)
+        )
+        channels = min(layout.set_channels, owned)
+        total: int = total_bytes(resident_buffers(self.task, layout, size, (channels, owned, other)))
+        return total
 
 
 def group_sizes(channels: int) -> list[int]:
-    """Channels per group: powers of two, and what divides the channels of the core evenly."""
+    """Channels per set: powers of two, and what divides the channels of the core evenly."""
     powers = {1 << power for power in range(8) if 1 << power <= channels}
     even = {ceil_div(channels, groups) for groups in range(1, 33)}
     return sorted(size for size in powers | even if size <= PARTITIONS)
@@ -127,7 +243,7 @@ def even_part(length: int, most: int) -> int:
 
 
 def group_columns(extent: Extent, batch_bands: int, space_bands: int) -> int:
-    """Columns of a group: those of its main unit and of the leftovers, which run one after the other."""
+    """Columns of a set: those of its main unit and of the leftovers, which run one after the other."""
     batches: int = extent.batches // batch_bands + (extent.batches % batch_bands > 0)
     positions: int = extent.length // space_bands + extent.length % space_bands
     return batches * positions
@@ -141,114 +257,3 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: float) -> int
         return int(width) // positions * positions
     pieces: int = ceil_div(positions, ceil_div(positions, int(width)))
     return pieces
-
-
-def predicted_us(problem: BackwardProblem, plan: ResidentPlan) -> float:
-    """Modelled time of a plan in microseconds: the busiest engine per chunk, and the ends of the pipeline.
-
-    The first group is loaded and added up alone, the last one combined and stored alone. Between them both phases share
-    the engines, as far as the ring has room for a second group. A turn costs Vector some short instructions, and at the
-    end its whole chain of dependent steps.
-    """
-    rates = ChunkCost.of(problem, plan)
-    chunks, groups = chunk_counts(problem, plan)
-    first, last = max(rates.load, rates.sums), max(rates.store, rates.combination)
-    overlap = min(max(plan.slots - chunks, 0) / chunks, 1.0)
-    inner = overlap * max(rates.both, rates.load + rates.store) + (1 - overlap) * (first + last)
-    between = (groups - 1) * (chunks * inner + TURN_VECTOR_NS + (1 - overlap) * TURN_CHAIN_NS)
-    ends = START_NS + TURN_CHAIN_NS + rates.sums + rates.combination + END_NS
-    total: float = chunks * (first + last) + between + ends
-    return total / 1000
-
-
-# From the model's own latencies: the parameters and the first load; a turn (two sums, two transposes, copies, six
-# column instructions, each waiting for the one before); the last store.
-START_NS = 5600.0
-TURN_CHAIN_NS = 4000.0
-TURN_VECTOR_NS = 2200.0
-END_NS = 1700.0
-
-
-@dataclass(frozen=True)
-class ChunkCost:
-    """Nanoseconds that one chunk takes of DMA, and of the busier of Vector and Scalar, in each phase and in both."""
-
-    load: float
-    store: float
-    sums: float
-    combination: float
-    both: float
-
-    @classmethod
-    def of(cls, problem: BackwardProblem, plan: ResidentPlan) -> ChunkCost:
-        """The cost of a full chunk of a plan."""
-        width = next(buffer.columns for buffer in plan.buffers if buffer.name == "dy")
-        v_sums, s_sums = _sum_engines(problem, width)
-        v_end, s_end = _combination_engines(plan, width)
-        tensors = 2 + (problem.relu == "mask") / problem.itemsize
-        one = _dma_ns(problem, plan, width)
-        triggers = load_timing(TIMED).dma.spacing
-        return cls(
-            load=max(tensors * one, 2 * triggers),
-            store=max(one, triggers),
-            sums=max(v_sums, s_sums),
-            combination=max(v_end, s_end),
-            both=max(v_sums + v_end, s_sums + s_end, 3 * triggers),
-        )
-
-
-def _sum_engines(problem: BackwardProblem, width: int) -> tuple[float, float]:
-    """Vector and Scalar ns of phase 1: the product on Vector, its sum on Scalar, sum dy' by turns, and the mask."""
-    timing = load_timing(TIMED)
-    vector, scalar = timing.vector, timing.scalar
-    product = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    reduced = _vector_ns(timing, vector.reduce, width)
-    added = _scalar_ns(timing, scalar.activation, width) + scalar.read_out.occupancy
-    masked = 0.0
-    if problem.relu != "none":
-        masked = _vector_ns(timing, vector.tensor_tensor, width)
-    if problem.relu == "recompute":
-        masked += _vector_ns(timing, vector.pointer, width) + 2 * _vector_ns(timing, vector.plain, width)
-    return product + 0.5 * reduced + masked, 1.5 * added
-
-
-def _combination_engines(plan: ResidentPlan, width: int) -> tuple[float, float]:
-    """Vector and Scalar ns of phase 2."""
-    timing = load_timing(TIMED)
-    vector, scalar = timing.vector, timing.scalar
-    combined = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    term = _scalar_ns(timing, scalar.activation, width) + scalar.extra_pointer.occupancy
-    if plan.folded:
-        return combined, term
-    affine = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
-    return combined + 0.5 * affine, term + 0.5 * term
-
-
-def _vector_ns(timing: Timing, cost: Cost, width: int) -> float:
-    return width * cost.cycles / timing.clock.vector + cost.occupancy
-
-
-def _scalar_ns(timing: Timing, cost: Cost, width: int) -> float:
-    return width * cost.cycles / timing.clock.scalar + cost.occupancy
-
-
-def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
-    """ns of moving one tensor of one chunk: by the DMA engines' descriptors, or by the core's share of HBM."""
-    timing = load_timing(TIMED)
-    lanes = plan.lane_bands * plan.set_channels
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    run = min(width, max(extent.length // plan.space_bands, 1)) * problem.itemsize
-    descriptors = width * problem.itemsize / run
-    engine: float = ceil_div(lanes, timing.dma.engines) * (
-        descriptors * timing.dma.descriptor + width * problem.itemsize / timing.dma.rate
-    )
-    share = timing.hbm.pair / 2 if problem.lnc == 2 else timing.roofline.peak
-    shared: float = lanes * width * problem.itemsize / share
-    return max(engine, shared)
-
-
-def chunk_counts(problem: BackwardProblem, plan: ResidentPlan) -> tuple[int, int]:
-    """(chunks per group, groups) of the larger core."""
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
-    return partials // (2 * plan.group_sets), ceil_div(extent.channels, plan.set_channels)

@@ -14,7 +14,7 @@ from nki_bn import ForwardProblem, execute
 from nki_bn.cases import Draw
 from nki_bn.execute import ForwardInputs
 from nki_bn.kernels.plan import ForwardPlan
-from nki_bn.planner import plan_backward, plan_forward
+from nki_bn.planner import plan_forward, plan_staged
 from nki_bn.problem import LNC_VARIABLE, BackwardProblem
 
 SHAPE = (2, 3, 4)
@@ -114,7 +114,7 @@ REFUSED = [
     ({"target": "trn9"}, ValueError, "target 'trn9' is unknown; accepted: trn1"),
     ({"target": 2}, TypeError, "target must be a string, got int"),
     ({"plan": "two_read"}, TypeError, "plan must be a ForwardPlan or None, got str"),
-    ({"plan": plan_backward(BackwardProblem(SHAPE, "float32"))}, TypeError, "a ForwardPlan or None, got ResidentPlan"),
+    ({"plan": plan_staged(BackwardProblem(SHAPE, "float32"))}, TypeError, "a ForwardPlan or None, got BackwardPlan"),
 ]
 
 

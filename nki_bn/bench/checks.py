@@ -9,7 +9,7 @@ from itertools import product
 from math import ceil, prod
 
 from nki_bn import execute, ops, requests, verify
-from nki_bn.bench.strategies import Plan, extents, sized
+from nki_bn.bench.strategies import Plan, sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
@@ -113,7 +113,7 @@ def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...
 
 
 def _tile_sizes(problem: Problem, plan: BackwardPlan | ForwardPlan) -> tuple[Hashable, ...]:
-    geometry = geometry_of(extents(problem), problem.lnc)
+    geometry = geometry_of(problem.extents, problem.lnc)
     width = width_of(geometry, plan.f_tile, CHUNK_COLUMNS)
     target = load_target(problem.target)
     lanes = target.partitions
@@ -151,7 +151,7 @@ def small_twin(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
 def _sized(problem: Problem, strategy: str, budget: int) -> Plan | None:
     try:
         return sized(problem, strategy, budget)
-    except AssertionError:  # nothing fits
+    except ValueError:  # nothing fits
         return None
 
 

@@ -56,7 +56,7 @@ def sized(problem: Problem, strategy: str, sbuf_bytes: int) -> Plan:
     """The plan of a strategy (not ``planned``) in as many bytes of SBUF per partition.
 
     Raises:
-        AssertionError: nothing fits.
+        ValueError: nothing fits.
     """
     return _SIZING[strategy](problem, sbuf_bytes)
 
@@ -69,18 +69,14 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
 def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
     best = best_resident(problem, sbuf_bytes)
-    assert best is not None, f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition"
+    if best is None:
+        raise ValueError(f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition")
     return best.plan
 
 
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, ForwardProblem), "two_read is a strategy of the forward"
     return planner.plan_forward(problem, sbuf_bytes)
-
-
-def extents(problem: Problem) -> tuple[int, int, int]:
-    """(batches, channels, positions), as the sizing rules take them."""
-    return problem.batch, problem.channels, problem.spatial
 
 
 _SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}

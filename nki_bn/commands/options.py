@@ -16,3 +16,18 @@ def shape(text: str) -> tuple[int, ...]:
     if not 2 <= len(sizes) <= 5 or not all(size.isdecimal() for size in sizes) or int(sizes[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1")
     return tuple(map(int, sizes))
+
+
+def training_of(args: argparse.Namespace) -> bool:
+    """Whether statistics are those of the batch, from ``--training`` or ``--eval``, which ``--op`` may say by itself.
+
+    Raises:
+        ValueError: the two disagree.
+    """
+    said = {"fwd": True, "eval": False}.get(args.op)
+    if said is None:
+        return args.training is not False
+    if args.training not in (None, said):
+        option = "--training" if args.training else "--eval"
+        raise ValueError(f"{option} cannot go with --op {args.op}; accepted: --op {'fwd' if args.training else 'eval'}")
+    return said

@@ -87,7 +87,7 @@ def _prepare(args: argparse.Namespace) -> Callable[[RunOptions], Verification]:
     from nki_bn import pair, requests, verify
 
     draw, call = _draw(args), {"lnc": args.lnc, "target": args.target}
-    training = _training(args)
+    training = options.training_of(args)
     how = (args.fuse_relu or "none", training, require_eps(args.eps, training), args.residual)
     if args.op == "bwd":
         case = cases.load(args.input, *how) if draw is None else draw.case(*how)
@@ -117,17 +117,6 @@ def _draw(args: argparse.Namespace) -> cases.Draw | None:
     if given:
         raise ValueError(f"--{next(iter(given))} cannot go with --input, which has its own arrays")
     return None
-
-
-def _training(args: argparse.Namespace) -> bool:
-    """Whether statistics are those of the batch, which the operation may say by itself."""
-    said = {"fwd": True, "eval": False}.get(args.op)
-    if said is None:
-        return args.training is not False
-    if args.training not in (None, said):
-        option = "--training" if args.training else "--eval"
-        raise ValueError(f"{option} cannot go with --op {args.op}; accepted: --op {'fwd' if args.training else 'eval'}")
-    return said
 
 
 def _seed(text: str) -> int:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of a plan in words: who works on what, in which pieces, and what stays in SBUF."""
+
+from __future__ import annotations
+
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.sizing import PARTITIONS, ceil_div, geometry_of, width_of
+from nki_bn.predict import Plan
+from nki_bn.predict_resident import chunks_of_group
+
+STRATEGIES = {
+    "resident": "every element is read once and written once; one group of channels at a time stays in SBUF",
+    "staged": "two passes over tiles of 128 channels; the gradient that leaves SBUF in between is staged as bfloat16",
+    "two_read": "two passes over tiles of 128 channels; x is read again where it leaves SBUF in between",
+}
+_SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "spatial": "half of the positions"}
+
+
+def layout_of(plan: Plan) -> dict[str, str]:
+    """The layout as (what, how) in the order of reading."""
+    words = {"cores": "1, with all of the work" if plan.cores == 1 else f"2, each with {_SPLITS[plan.split]}"}
+    return words | (_resident(plan) if isinstance(plan, ResidentPlan) else _tiled(plan))
+
+
+def brief(plan: Plan) -> str:
+    """The free choices of a plan in a few words."""
+    if isinstance(plan, ResidentPlan):
+        return (
+            f"{plan.group_channels} channels a group, {plan.batch_bands} x {plan.space_bands} bands, "
+            f"chunks of {_widest(plan)}, {plan.slots} slots"
+        )
+    return f"tiles of {plan.f_tile} columns, {plan.interleave} slots"
+
+
+def owned_part(plan: Plan) -> float:
+    """The part of the elements that the core with the larger share works on."""
+    batch, channels, positions = plan.shape
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    owned = extent.channels
+    if plan.split == "channel" and not isinstance(plan, ResidentPlan):
+        owned = min(channels, ceil_div(ceil_div(channels, PARTITIONS), 2) * PARTITIONS)
+    part: float = owned * extent.batches * extent.length / (batch * channels * positions)
+    return part
+
+
+def _resident(plan: ResidentPlan) -> dict[str, str]:
+    owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
+    groups, chunks = ceil_div(owned, plan.group_channels), chunks_of_group(plan)
+    lanes = plan.lane_bands * plan.group_channels
+    ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
+    return {
+        "groups": f"{groups} on a core, of {plan.group_channels} channels",
+        "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
+        f"{lanes} of {PARTITIONS} partitions",
+        "chunks": f"{chunks} a group, of at most {_widest(plan)} columns",
+        "slots": f"{plan.slots}, {ring}",
+    }
+
+
+def _tiled(plan: BackwardPlan | ForwardPlan) -> dict[str, str]:
+    geometry = geometry_of(plan.shape, plan.cores)
+    tiles = width_of(geometry, plan.f_tile, plan.f_tile).tiles
+    channel_tiles = ceil_div(plan.shape[1], PARTITIONS)
+    owned = ceil_div(channel_tiles, 2) if plan.split == "channel" else channel_tiles
+    lanes = min(plan.shape[1], PARTITIONS) * plan.bands
+    leaving = max(tiles - plan.interleave, 0)
+    return {
+        "channel tiles": f"{owned} on a core, of at most {PARTITIONS} channels",
+        "bands": f"{plan.bands} a channel: {lanes} of {PARTITIONS} partitions",
+        "tiles": f"{tiles} a channel tile, of at most {plan.f_tile} columns",
+        "slots": f"{plan.interleave}; {leaving} of {tiles} tiles leave SBUF between the passes",
+    }
+
+
+def _widest(plan: ResidentPlan) -> int:
+    columns: int = next(buffer.columns for buffer in plan.buffers if buffer.name == "dy")
+    return columns

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan would take, by its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from nki_bn.hardware import Timing, load_timing
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.pipeline import Prediction
+from nki_bn.predict_resident import predict_resident
+from nki_bn.predict_staged import predict_staged
+from nki_bn.predict_two_read import predict_two_read
+
+Plan: TypeAlias = BackwardPlan | ResidentPlan | ForwardPlan
+
+# The one target with timing parameters; plans for the others are compared by them too.
+TIMED = "trn2"
+
+_ORDERS: dict[str, Callable[[Any, Timing], Prediction]] = {
+    "staged": predict_staged,
+    "resident": predict_resident,
+    "reread": predict_resident,
+    "two_read": predict_two_read,
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that fits, and its prediction."""
+
+    plan: Plan
+    prediction: Prediction
+
+
+def predict(plan: Plan) -> Prediction:
+    """The prediction of the timing model for the core with the larger share, with the parameters of trn2."""
+    return _ORDERS[plan.strategy](plan, load_timing(TIMED))

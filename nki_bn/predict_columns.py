@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The per-channel work that strategies share, run through a pipeline: columns and their coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline
+
+COLUMN_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of ``groups`` channel groups on ``lanes`` partitions, worked on by one core."""
+
+    pipeline: Pipeline
+    paces: Paces
+    lanes: int
+    groups: int = 1
+
+    def load(self, ready: float = 0.0) -> float:
+        """One column from HBM."""
+        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        return self.pipeline.load(transfer, ready)
+
+    def store(self, ready: float) -> float:
+        """One column to HBM."""
+        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        return self.pipeline.store(transfer, ready)
+
+    def vector(self, ready: float, tiles: int = 1) -> float:
+        """An instruction of Vector on one column, or on two."""
+        name = "plain" if tiles == 1 else "tensor_tensor"
+        return self.pipeline.run(VECTOR, self.paces.vector(name, self.groups), ready)
+
+    def reduced(self, columns: int, ready: float) -> float:
+        """The sum of ``columns`` partials of each lane."""
+        return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
+
+    def load_aside(self) -> float:
+        """One column from HBM, triggered by Scalar."""
+        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        return self.pipeline.load_aside(transfer)
+
+    def split(self, mean: float) -> float:
+        """hi, lo and -hi of a mean that is there; when hi can be used."""
+        hi = self.vector(mean)
+        self.vector(hi, 2)
+        self.vector(hi)
+        return hi
+
+    def derive(self, variance: float, gamma: float, split: float, beta: float | None = None) -> float:
+        """rstd, scale and, with ``beta``, shift, from columns that are there at these times; when all can be used."""
+        root = self._reciprocal_root(variance)
+        scale = self.vector(max(gamma, root), 2)
+        if beta is None:
+            return scale
+        shift = self.vector(max(split, scale), 2)
+        return self.vector(max(beta, shift), 2)
+
+    def _reciprocal_root(self, variance: float) -> float:
+        value = self.vector(variance)
+        root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
+        near_one = self.vector(root, 2)
+        near_one = self.vector(near_one, 2)
+        step = self.vector(near_one)
+        self.vector(step, 2)
+        flag = self.vector(near_one)
+        predicated = self.paces.vector("predicated", self.groups)
+        return self.pipeline.run(VECTOR, predicated, flag)
+
+    def gamma_gradient(self, sums: float, products: float) -> float:
+        """dgamma from the sum of dy' and that of the products."""
+        product = self.vector(sums, 2)
+        difference = self.vector(max(product, products), 2)
+        return self.vector(difference, 2)
+
+    def input_coefficients(self, dgamma: float, sums: float) -> float:
+        """slope and offset of the x-term of dx."""
+        slope = self.vector(dgamma, 2)
+        slope = self.vector(slope)
+        slope = self.vector(slope, 2)
+        offset = self.vector(sums)
+        offset = self.vector(offset, 2)
+        moved = self.vector(slope, 2)
+        return self.vector(max(offset, moved), 2)
+
+    def negated_coefficients(self, dgamma: float, offset: float) -> float:
+        """ratio, -scale and -offset."""
+        ratio = self.vector(dgamma, 2)
+        ratio = self.vector(ratio)
+        scale = self.vector(0.0)
+        return max(ratio, scale, self.vector(offset))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A closed form of the time of a ``resident`` layout: too rough to choose by, cheap enough to rank all layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nki_bn.hardware import load_timing
+from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.resident_layout import BackwardTask, GroupSize, ResidentLayout, slice_of
+from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
+from nki_bn.pipeline import Paces
+from nki_bn.predict import TIMED
+
+# From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting for
+# the one before); the last store.
+START_NS = 4400.0
+TURN_CHAIN_NS = 3500.0
+TURN_VECTOR_NS = 1100.0
+END_NS = 2800.0
+
+
+def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> float:
+    """Modelled time in microseconds: the busiest engine per group, and the ends of the pipeline.
+
+    The first group is loaded and added up alone, the last one combined and stored alone. Between them both phases share
+    the engines, as far as the ring has room for a second group. A turn costs Vector some short instructions, and at the
+    end its whole chain of dependent steps.
+    """
+    rates = GroupCost.of(task, layout, size)
+    owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
+    groups = owned / (layout.set_channels * layout.group_sets)
+    overlap = min(max(layout.slots - size.chunks, 0) / size.chunks, 1.0)
+    inner = overlap * rates.both + (1 - overlap) * (rates.first + rates.last + TURN_CHAIN_NS)
+    ends = START_NS + TURN_CHAIN_NS + END_NS
+    total: float = rates.first + rates.last + max(groups - 1, 0) * inner + ends
+    return total / 1000
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """ns that a group takes of the busiest engine (or of DMA): in phase 1, in phase 2, and in both together."""
+
+    first: float
+    last: float
+    both: float
+
+    @classmethod
+    def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> GroupCost:
+        """The cost of a full group of a layout."""
+        paces = Paces(load_timing(TIMED), task.cores - 1)
+        jobs = size.set_columns / size.widest * layout.group_sets
+        first = _sum_engines(task, layout, size, paces)
+        last = _combination_engines(task, layout, size, paces)
+        # Vector, the first in either list, does the turn.
+        together = [jobs * (one + other) for one, other in zip(first, last, strict=True)]
+        together[0] += TURN_VECTOR_NS
+        itemsize = 4 if task.dtype == "float32" else 2
+        tensors = 2 + (task.relu == "mask") / itemsize
+        extent = extent_of_core(task.shape, layout.split, 0, task.cores)
+        descriptors = ceil_div(size.columns, max(extent.length // layout.space_bands, 1))
+        one = paces.transfer(size.lanes, descriptors, size.columns * itemsize).shared
+        moved = size.set_columns * layout.group_sets / size.columns
+        trigger = paces.timing.dma.spacing
+        return cls(
+            first=max(jobs * max(first), moved * max(tensors * one, 2 * trigger)),
+            last=max(jobs * max(last), moved * max(one, trigger)),
+            both=max(*together, moved * max((tensors + 1) * one, 3 * trigger)),
+        )
+
+
+def _sum_engines(
+    task: BackwardTask, layout: ResidentLayout, size: GroupSize, paces: Paces
+) -> tuple[float, float, float]:
+    """ns of Vector, Scalar and Tensor in phase 1 of a job: product, sums, mask."""
+    width = size.widest
+    vector = paces.vector("scalar_tensor_tensor", width).busy
+    if task.relu != "none":
+        vector += paces.vector("predicated", width).busy
+    if task.relu == "recompute":
+        vector += 2 * paces.vector("pointed", width).busy + paces.vector("plain", width).busy
+    if layout.tensor_sums:
+        some = slice_of(size.widest, size.set_columns)
+        wide = task.dtype == "float32"
+        products = paces.products(width, some, 1, wide).busy + paces.products(width, some, 1, True).busy
+        share = width / size.set_columns
+        return vector + share * paces.vector("reduce", 2 * some).busy, 0.0, products
+    by_vector = layout.eighths / 8
+    vector += by_vector * paces.vector("reduce", width).busy
+    return vector, (2 - by_vector) * paces.accumulated(width).busy, 0.0
+
+
+def _combination_engines(
+    task: BackwardTask, layout: ResidentLayout, size: GroupSize, paces: Paces
+) -> tuple[float, float, float]:
+    """ns of Vector, Scalar and Tensor in phase 2 of a job."""
+    width = size.widest
+    kind = "scalar_tensor_tensor_16bit" if task.fast else "scalar_tensor_tensor"
+    vector = paces.vector(kind, width).busy
+    if not task.folded():
+        half = 0.5 * paces.vector("pointed", width).busy
+        return vector + half, paces.scalar(width, 1).busy + 0.5 * paces.scalar(width, 2).busy, 0.0
+    scalar = paces.scalar(width, 2).busy
+    if not layout.tensor_sums:
+        return vector, scalar, 0.0
+    share = layout.eighths / 8
+    banks = ceil_div(width, BANK_COLUMNS)
+    emptied = banks * paces.emptied(width / banks).busy + 2 * paces.scalar(128, 1).busy
+    products = paces.products(width, ceil_div(width, banks), 3, False).busy
+    return (1 - share) * vector, (1 - share) * scalar + share * emptied, share * products

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice between candidates, its limits, and its refusals."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+import nki_bn
+from nki_bn import fitting, planner, predict, resident_planner
+from nki_bn.hardware import load_target
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, total_bytes
+from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, STATS_COLUMNS
+from nki_bn.pipeline import Pipeline
+from nki_bn.planner import INSTRUCTIONS, candidates, plan, plan_forward, plan_staged
+from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_planner import PREDICTED, best_resident
+
+LAYERS = ((32, 64, 56, 56), (32, 1024, 14, 14), (32, 2048, 7, 7), (256, 4096), (2, 32, 64, 128, 128), (1, 3, 5))
+# Operations of all candidates of a problem together: a Python operation is about 2 microseconds.
+MOST_OPERATIONS = 30_000
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Any:
+    """No candidates from another test, which may have changed how they are made."""
+    candidates.cache_clear()
+    yield
+    candidates.cache_clear()
+
+
+@pytest.mark.parametrize("shape", LAYERS)
+def test_the_fastest_candidate_is_chosen(shape: tuple[int, ...]) -> None:
+    problem = BackwardProblem(shape, "bfloat16", lnc=2)
+    found = candidates(problem)
+    times = [candidate.prediction.ns for candidate in found]
+    assert times == sorted(times) and plan(problem) == found[0].plan
+    assert {"staged", "resident"} == {candidate.plan.strategy for candidate in found}
+    assert len({repr(candidate.plan) for candidate in found}) == len(found)
+
+
+@pytest.mark.parametrize("shape", [*LAYERS, (1, 1000003), (64, 64, 1024, 1024), (4096, 1024, 7, 7), (1, 1, 2**33)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_planning_is_bounded(shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the problem, only so many plans are predicted, in only so many operations."""
+    steps = itertools.count()
+    finish = Pipeline._finish
+
+    def counted(pipeline: Pipeline, done: float) -> float:
+        next(steps)
+        return finish(pipeline, done)
+
+    monkeypatch.setattr(Pipeline, "_finish", counted)
+    found = candidates(BackwardProblem(shape, dtype, lnc=1))
+    assert len(found) <= PREDICTED + len(resident_planner.OTHER_RINGS + resident_planner.OTHER_CHUNKS) + 1
+    assert next(steps) <= MOST_OPERATIONS
+
+
+@pytest.mark.parametrize("shape", LAYERS)
+def test_all_candidates_fit(shape: tuple[int, ...]) -> None:
+    budget = load_target("trn2").sbuf_partition_bytes - SBUF_SLACK_BYTES
+    for candidate in candidates(BackwardProblem(shape, "float32", lnc=2)):
+        assert candidate.plan.sbuf_bytes == total_bytes(candidate.plan.buffers) <= budget
+
+
+def test_long_programs_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = BackwardProblem((32, 64, 56, 56), "bfloat16", lnc=2)
+    free = candidates(problem)
+    shorter = [other for other in free if other.prediction.instructions < free[0].prediction.instructions]
+    ceiling = max(other.prediction.instructions for other in shorter)
+    monkeypatch.setattr(planner, "INSTRUCTIONS", ceiling)
+    candidates.cache_clear()
+    held = candidates(problem)
+    assert held[0].plan == shorter[0].plan != free[0].plan
+    assert free[0].plan in [other.plan for other in held[1:]]
+
+
+def test_the_shortest_program_is_taken_when_all_are_too_long() -> None:
+    found = candidates(BackwardProblem((64, 64, 1024, 1024), "float32", lnc=2))
+    counts = [candidate.prediction.instructions for candidate in found]
+    assert counts[0] > INSTRUCTIONS and counts == sorted(counts)
+
+
+def test_small_layers_take_the_strategy_that_is_faster() -> None:
+    strategies = {plan(BackwardProblem(shape, "bfloat16", lnc=2)).strategy for shape in ((1, 1), (32, 64, 56, 56))}
+    assert strategies == {"staged", "resident"}
+
+
+def test_trn1_has_no_resident_plan() -> None:
+    problem = BackwardProblem((8, 16, 8, 8), "float32", target="trn1", lnc=1)
+    assert best_resident(problem) is None and isinstance(plan(problem), BackwardPlan)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        BackwardProblem((1, 1, 2**40), "bfloat16"),
+        BackwardProblem((2**40, 1), "float32", lnc=1),
+        ForwardProblem((1, 1, 2**40), "bfloat16"),
+        ForwardProblem((2**30, 1, 2**12), "float32", relu="mask"),
+    ],
+)
+def test_what_does_not_fit_is_refused(problem: Problem) -> None:
+    with pytest.raises(ValueError, match="does not fit into 212984 bytes of SBUF") as refusal:
+        plan(problem)
+    message = str(refusal.value)
+    assert str(problem.shape) in message and "largest: " in message
+    # The shape it offers does fit, and twice of it does not.
+    batch, channels, spatial = eval(message.rpartition(" as of ")[2])
+    kind = type(problem)
+    smaller = kind((batch, channels, spatial), problem.dtype, relu=problem.relu, lnc=problem.lnc)
+    larger = (2 * batch, channels, spatial) if batch > 1 else (1, channels, 2 * spatial)
+    limit = load_target("trn2").sbuf_partition_bytes
+    assert fitting.fits(smaller, limit)
+    assert not fitting.fits(kind(larger, problem.dtype, relu=problem.relu, lnc=problem.lnc), limit)
+
+
+def test_a_budget_that_nothing_fits_into_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"does not fit into 300 bytes.*more SBUF; no part of this shape fits"):
+        plan_staged(BackwardProblem((2, 3, 8, 8), "float32"), 300)
+    with pytest.raises(ValueError, match="does not fit into 300 bytes"):
+        plan_forward(ForwardProblem((2, 3, 8, 8), "float32"), 300)
+    assert best_resident(BackwardProblem((2, 3, 8, 8), "float32"), 300) is None
+
+
+def test_other_things_are_refused() -> None:
+    with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got Problem"):
+        plan(Problem((2, 3), "float32"))
+    with pytest.raises(ValueError, match="accepted for a plan: sizes from 1 up"):
+        plan(BackwardProblem((0, 3), "float32"))
+
+
+@pytest.mark.parametrize("setting", ["trn1", "trn3", "nonsense"])
+def test_the_environment_does_not_matter(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = (BackwardProblem((4, 300, 8, 8), "bfloat16", lnc=2), ForwardProblem((4, 300, 8, 8), "bfloat16", lnc=2))
+    before = [plan(problem) for problem in problems]
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", setting)
+    candidates.cache_clear()
+    assert [plan(problem) for problem in problems] == before
+
+
+@pytest.mark.parametrize("name", ["trn1", "trn2", "trn3"])
+def test_constants_of_kernels_are_those_of_the_targets(name: str) -> None:
+    target = load_target(name)
+    assert (PARTITIONS, STATS_COLUMNS) == (target.partitions, target.bn_stats_columns)
+
+
+def test_every_strategy_has_an_order_to_predict() -> None:
+    plans = (
+        plan_staged(BackwardProblem((2, 3, 4), "float32")),
+        plan(ForwardProblem((2, 3, 4), "float32")),
+        best_resident(BackwardProblem((2, 3, 4), "float32")),
+    )
+    assert isinstance(plans[1], ForwardPlan) and isinstance(getattr(plans[2], "plan", None), ResidentPlan)
+    names = {plans[0].strategy, plans[1].strategy, "resident"}
+    assert names == set(predict._ORDERS) and nki_bn.plan is plan
+
+
+def test_fewer_outputs_take_the_layout_of_all() -> None:
+    """So that each output has the same bits whatever else is needed."""
+    for shape in LAYERS:
+        whole = plan(BackwardProblem(shape, "bfloat16", lnc=2))
+        for need in (("dx",), ("dgamma", "dbeta"), ("dx", "dgamma", "dbeta", "dresidual")):
+            part = plan(BackwardProblem(shape, "bfloat16", lnc=2, need=need))
+            assert [getattr(part, f"need_{name}") for name in GRADIENTS] == [name in need for name in GRADIENTS]
+            # A staged plan without dx has no staged gradient to keep.
+            outputs = {f"need_{name}" for name in GRADIENTS} | {"buffers", "sbuf_bytes"}
+            mine, theirs = (vars(chosen).items() for chosen in (part, whole))
+            assert {item for item in mine if item[0] not in outputs} == {i for i in theirs if i[0] not in outputs}
