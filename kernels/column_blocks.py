@@ -16,16 +16,20 @@ from nki_bn.kernels.columns import (
     DGAMMA,
     GAMMA,
     MEAN,
+    ROOT_STEPS,
     SUMS,
     VAR,
     column,
     load_column,
     load_column_aside,
-    reciprocal_root,
+    root_step,
     scale_and_shift,
     split_mean,
 )
 from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+
+# Steps that derive the columns of a block.
+BLOCK_STEPS = ROOT_STEPS + 1
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,16 @@ def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | R
 
 def start_block(plan: BackwardPlan | ResidentPlan, block: Block, eps: float) -> None:
     """Derive from the columns of a block what does not depend on the sums."""
-    reciprocal_root(block.columns, block.flag, eps)
-    scale_and_shift(block.columns, plan.relu == "recompute")
+    for i in range(BLOCK_STEPS):
+        block_step(plan, block, eps, i)
+
+
+def block_step(plan: BackwardPlan | ResidentPlan, block: Block, eps: float, number: int) -> None:
+    """One of the ``BLOCK_STEPS`` steps of :func:`start_block`, each of which waits for the one before."""
+    if number < ROOT_STEPS:
+        root_step(block.columns, block.flag, eps, number)
+    else:
+        scale_and_shift(block.columns, plan.relu == "recompute")
 
 
 def block_of(blocks: list[Block], number: int) -> Block:

@@ -69,23 +69,38 @@ def banded_column(source: nl.NkiTensor, bands: int, groups: int) -> nl.NkiTensor
     return by_channel.expand_dim(0).broadcast(0, bands)
 
 
+ROOT_STEPS = 6
+
+
 def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
     """rstd = 1/sqrt(var + eps): rsqrt of GpSimd, and one Newton step on Vector where it is defined.
 
     The step is skipped where the first value is 0 or infinite (var infinite, or var + eps = 0).
     """
+    for i in range(ROOT_STEPS):
+        root_step(columns, flag, eps, i)
+
+
+def root_step(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float, number: int) -> None:
+    """One of the ``ROOT_STEPS`` steps of :func:`reciprocal_root`, each of which waits for the one before."""
     value = column(columns, SCRATCH)
     root = column(columns, RSTD)
     near_one = column(columns, SCRATCH + 1)
     step = column(columns, SCRATCH + 2)
-    nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
-    nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
-    nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
-    nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
-    nisa.tensor_scalar(dst=step, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
-    nisa.tensor_tensor(dst=step, data1=step, data2=root, op=nl.multiply)
-    nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
-    nisa.tensor_copy_predicated(dst=root, src=step, predicate=flag)
+    if number == 0:
+        nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
+        nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
+    elif number == 1:
+        nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
+    elif number == 2:
+        nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
+    elif number == 3:
+        nisa.tensor_scalar(dst=step, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
+        nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
+    elif number == 4:
+        nisa.tensor_tensor(dst=step, data1=step, data2=root, op=nl.multiply)
+    else:
+        nisa.tensor_copy_predicated(dst=root, src=step, predicate=flag)
 
 
 def split_mean(columns: nl.NkiTensor) -> None:

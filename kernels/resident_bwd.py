@@ -26,7 +26,8 @@ import nki.language as nl
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_sums
 from nki_bn.kernels.column_blocks import block_of, set_columns, store_block
 from nki_bn.kernels.plan import ResidentPlan
-from nki_bn.kernels.resident_geometry import Step, extent_of_core, steps_of
+from nki_bn.kernels.resident_geometry import Step, extent_of_core
+from nki_bn.kernels.resident_layout import plan_steps
 from nki_bn.kernels.resident_stages import (
     Filled,
     Job,
@@ -34,6 +35,8 @@ from nki_bn.kernels.resident_stages import (
     Visit,
     allocate_work,
     banks_of,
+    column_step,
+    column_steps,
     combine,
     combine_on_tensor,
     empty_bank,
@@ -46,7 +49,6 @@ from nki_bn.kernels.resident_stages import (
     partials_of,
     prepare,
     slice_of,
-    start_columns,
     store_chunk,
     store_residual,
     sum_gradient,
@@ -60,13 +62,16 @@ from nki_bn.kernels.sizing import ceil_div
 class Progress(nl.NKIObject):
     """How far each stage has come.
 
-    ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to be added
+    Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done. ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to be added
     up, those whose coefficients are ``ready``, and the next one for each of the stages of dx. ``turn`` is the turn
     under way, of which ``turned`` steps are done and ``pace`` are due at a time; at its end ``after`` jobs are ready.
     Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have been read.
     """
 
+    eps: float
+    count: int
     filled: list[Filled]
+    derived: int = 0
     emptied: int = 0
     loaded: int = 0
     stored: int = 0
@@ -78,6 +83,7 @@ class Progress(nl.NKIObject):
     turn: Turn | None = None
     turned: int = 0
     pace: int = 0
+    hold: int = 0
     after: int = 0
 
 
@@ -86,20 +92,17 @@ def resident_gradients(
 ) -> None:
     """All gradients of this core's share; ``count`` is N."""
     extent = extent_of_core(flat, plan.split, nl.program_id(0), nl.num_programs(0))
-    steps = steps_of(extent, plan.set_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.group_sets)
+    steps = plan_steps(plan, extent)
     visits = visits_of(steps, plan)
     work = allocate_work(extent, plan, visits, jobs_of(visits))
-    done = Progress([])
+    done = Progress(eps, count, [])
     if len(visits) > 0:
         load_ahead(tensors, work, done, 0)
     load_columns(tensors, work)
-    if plan.relu == "recompute":
-        start_columns(work, eps, count)
+    if plan.relu == "recompute" or not plan.training:
+        end_columns(work, done)
     for i in range(len(work.jobs)):
         begin_job(tensors, work, done, i)
-        if i == 0 and plan.relu != "recompute":
-            # The first product needs no more than the means.
-            start_columns(work, eps, count)
         finish_job(tensors, work, done)
         end_sums(tensors, work, done, i - 1)
         if not work.jobs[i].sums:
@@ -145,7 +148,7 @@ def load_ahead(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
         if done.finished == done.ready and work.jobs[done.summed].visit < at:
             end_sums(tensors, work, done, done.summed)
         if done.finished == done.ready:
-            assert done.turn != None, "a group does not fit into the ring of slots"
+            assert done.turn != None or done.after > done.ready, "a group does not fit into the ring of slots"
             end_turn(work, done)
         finish_job(tensors, work, done)
         load_into_free(tensors, work, done, 0)
@@ -162,6 +165,8 @@ def load_into_free(tensors: BackwardTensors, work: ResidentWork, done: Progress,
 def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
     """The loads that are due, the mask, the product of dy' and x - hi, and the sum of dy'."""
     job = work.jobs[at]
+    if done.turn == None:
+        done.ready = max(done.ready, done.after)
     if job.number == 0:
         load_ahead(tensors, work, done, job.visit)
         mask_chunk(work, job)
@@ -254,8 +259,21 @@ def stages_behind(plan: ResidentPlan) -> int:
     return 1
 
 
+def take_column_step(work: ResidentWork, done: Progress) -> None:
+    """The next step that derives columns: they wait for each other, so they are issued between other work."""
+    column_step(work, done.eps, done.count, done.derived)
+    done.derived += 1
+
+
+def end_columns(work: ResidentWork, done: Progress) -> None:
+    """All that is left of the columns."""
+    while done.derived < column_steps(work):
+        take_column_step(work, done)
+
+
 def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
     """Begin the turn of the group whose last sums are those of job ``at``; what the one before left comes first."""
+    end_columns(work, done)
     end_turn(work, done)
     step = work.jobs[at].step
     block = block_of(work.blocks, step.group_first)
@@ -268,6 +286,7 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
     columns = set_columns(block, step.group_first, step.group_sets)
     done.turn = Turn(block, step.group, step.group_sets, columns, partials, slice_of(work, step))
     done.turned = 0
+    done.hold = 1
     done.after = at + 1
     later = 0
     while at + later + 1 < len(work.jobs) and work.jobs[at + later + 1].step.group == step.group + 1:
@@ -276,7 +295,13 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
 
 
 def take_turn_steps(work: ResidentWork, done: Progress) -> None:
-    """The steps of the turn that are due."""
+    """The steps of the turn that are due; before the first turn, one of those that derive columns."""
+    if done.derived < column_steps(work):
+        take_column_step(work, done)
+        return
+    if done.hold > 0:
+        done.hold -= 1
+        return
     for _ in range(done.pace):
         take_turn_step(work, done)
 
@@ -288,10 +313,10 @@ def take_turn_step(work: ResidentWork, done: Progress) -> None:
         done.turned += 1
         if done.turned == turn_steps(work.plan):
             done.turn = None
-            done.ready = done.after
 
 
 def end_turn(work: ResidentWork, done: Progress) -> None:
     """All that is left of the turn under way."""
     while done.turn != None:
         take_turn_step(work, done)
+    done.ready = max(done.ready, done.after)

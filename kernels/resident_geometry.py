@@ -13,8 +13,8 @@ import nki.language as nl
 from nki_bn.kernels.sizing import ceil_div, share_of
 from nki_bn.kernels.tiling import Tile
 
-# A first chunk from this width on is cut in two: what is narrower costs more in instructions than it gains.
-GENTLE_COLUMNS = 1024
+# A short start cuts chunks from this width on in two: what is narrower costs more in instructions than it gains.
+SHORT_COLUMNS = 1024
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,18 @@ def tiles_of_unit(unit: Unit, columns: int) -> list[Tile]:
 
 
 def steps_of(
-    extent: Extent, set_channels: int, batch_bands: int, space_bands: int, columns: int, group_sets: int = 1
+    extent: Extent,
+    set_channels: int,
+    batch_bands: int,
+    space_bands: int,
+    columns: int,
+    group_sets: int = 1,
+    short_start: bool = False,
 ) -> list[Step]:
     """All chunks of a core, of at most ``columns`` columns, in the order of work: group after group.
 
-    The sets of a group come one after the other, or several in a chunk where they are that small.
+    The sets of a group come one after the other, or several in a chunk where they are that small. ``short_start``: the
+    very first chunk is a small one, so that the engines can begin as soon as it is there.
     """
     steps: list[Step] = []
     widths = (batch_bands, space_bands, columns)
@@ -154,9 +161,11 @@ def steps_of(
     groups = ceil_div(whole, group_sets)
     for group in range(groups):
         sets = min(group_sets, whole - group * group_sets)
-        add_group(steps, set_of(extent, group * group_sets, set_channels), group, group * group_sets, sets, widths)
+        short = short_start and group == 0
+        part = set_of(extent, group * group_sets, set_channels)
+        add_group(steps, part, group, group * group_sets, sets, widths, short)
     if extent.channels % set_channels > 0:
-        add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, widths)
+        add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, widths, short_start and groups == 0)
     return steps
 
 
@@ -168,15 +177,23 @@ def set_of(extent: Extent, number: int, set_channels: int) -> Extent:
 
 
 def add_group(
-    steps: list[Step], first: Extent, group: int, first_set: int, sets: int, widths: tuple[int, int, int]
+    steps: list[Step],
+    first: Extent,
+    group: int,
+    first_set: int,
+    sets: int,
+    widths: tuple[int, int, int],
+    short: bool,
 ) -> None:
     """Append the chunks of the group of ``sets`` sets, the ``first`` of which has this extent.
 
-    ``widths`` are batch bands, space bands, and columns of a chunk.
+    ``widths`` are batch bands, space bands, and columns of a chunk; ``short``: the first chunk is a small one.
     """
     batch_bands, space_bands, columns = widths
     units = units_of(first, batch_bands, space_bands)
-    widest = begun_gently(tiles_of_unit(units[0], columns))[0].width()
+    widest = tiles_of_unit(units[0], columns)[0].width()
+    if short:
+        widest = halved(tiles_of_unit(units[0], columns))[0].width()
     partial = 0
     for i in range(len(units)):
         tiles = tiles_of_unit(units[i], columns)
@@ -185,9 +202,9 @@ def add_group(
         while start < sets:
             count = min(together, sets - start)
             pieces = tiles
-            if first_set + start + i == 0:
+            if short and start + i == 0:
                 count = 1
-                pieces = begun_gently(tiles)
+                pieces = halved(tiles)
             unit = moved_unit(units[i], start * first.channels)
             for j in range(len(pieces)):
                 last = i == len(units) - 1 and j == len(pieces) - 1 and start + count == sets
@@ -195,14 +212,14 @@ def add_group(
                 steps.append(Step(group, first_set, sets, at_set, count, unit, pieces[j], partial + j, widest, last))
             start += count
         partial += len(tiles)
-        if first_set == 0 and i == 0:
+        if short and i == 0:
             partial += 1
 
 
-def begun_gently(tiles: list[Tile]) -> list[Tile]:
-    """The tiles with a wide first one cut in two: the engines can begin as soon as the very first chunk is there."""
+def halved(tiles: list[Tile]) -> list[Tile]:
+    """The tiles with the first one cut in two, unless it is narrow."""
     tile = tiles[0]
-    if tile.width() < GENTLE_COLUMNS:
+    if tile.width() < SHORT_COLUMNS:
         return tiles
     if tile.batches > 1:
         half = tile.batches // 2

@@ -7,7 +7,15 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
-from nki_bn.kernels.resident_geometry import Extent, extent_of_core, sets_together, tiles_of_unit, units_of
+from nki_bn.kernels.resident_geometry import (
+    Extent,
+    Step,
+    extent_of_core,
+    sets_together,
+    steps_of,
+    tiles_of_unit,
+    units_of,
+)
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 
 # Columns of PSUM that a partial sum of Tensor may take, by the width of a set: the wider the sets, the less it costs
@@ -29,6 +37,7 @@ class ResidentLayout(nl.NKIObject):
     slots: int
     tensor_sums: bool
     eighths: int
+    short_start: bool
 
 
 def layout_of(plan: ResidentPlan) -> ResidentLayout:
@@ -43,6 +52,20 @@ def layout_of(plan: ResidentPlan) -> ResidentLayout:
         plan.slots,
         plan.tensor_sums,
         plan.eighths,
+        plan.short_start,
+    )
+
+
+def plan_steps(plan: ResidentPlan, extent: Extent) -> list[Step]:
+    """All chunks of a core with this extent."""
+    return steps_of(
+        extent,
+        plan.set_channels,
+        plan.batch_bands,
+        plan.space_bands,
+        plan.chunk,
+        plan.group_sets,
+        plan.short_start,
     )
 
 
@@ -86,12 +109,16 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
             fewest = min(fewest, units[i].lanes())
             tiles = tiles_of_unit(units[i], layout.chunk)
             together = sets_together(tiles, layout.chunk, sets, channels)
-            own_set_chunks += len(tiles) + 1
+            own_set_chunks += len(tiles)
             own_chunks += len(tiles) * ceil_div(sets, together)
             for j in range(len(tiles)):
                 columns = max(columns, together * tiles[j].width())
                 widest = max(widest, tiles[j].width())
                 own_columns += tiles[j].width()
+        if layout.short_start:
+            # The first chunk of all may be cut in two, and has a set of its own.
+            own_set_chunks += 1
+            own_chunks += 2
         set_chunks = max(set_chunks, own_set_chunks)
         chunks = max(chunks, own_chunks)
         set_columns = max(set_columns, own_columns)
@@ -163,6 +190,7 @@ def resident_plan(task: BackwardTask, layout: ResidentLayout, strategy: str = "r
         layout.tensor_sums,
         slice_of(size.widest, size.set_columns),
         layout.eighths,
+        layout.short_start,
         task.fast and task.folded(),
         task.relu,
         task.residual,

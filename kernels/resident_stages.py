@@ -8,7 +8,7 @@ import nki.language as nl
 
 from nki_bn.kernels.backward_phases import center
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
-from nki_bn.kernels.column_blocks import Block, block_of, load_block, set_columns, start_block
+from nki_bn.kernels.column_blocks import BLOCK_STEPS, Block, block_of, block_step, load_block, set_columns
 from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import ResidentPlan, allocate
@@ -123,12 +123,19 @@ def load_columns(tensors: BackwardTensors, work: ResidentWork) -> None:
         load_block(tensors, work.plan, work.blocks[i])
 
 
-def start_columns(work: ResidentWork, eps: float, count: int) -> None:
-    """The columns of all sets, as far as they do not depend on the sums."""
-    for i in range(len(work.blocks)):
-        start_block(work.plan, work.blocks[i], eps)
-        if needs_input_sums(work.plan):
-            share_columns(work.blocks[i].columns, count)
+def column_steps(work: ResidentWork) -> int:
+    """Number of steps that derive from the columns of all sets what does not depend on the sums."""
+    return len(work.blocks) * (BLOCK_STEPS + 1)
+
+
+def column_step(work: ResidentWork, eps: float, count: int, number: int) -> None:
+    """One of these steps."""
+    block = work.blocks[number // (BLOCK_STEPS + 1)]
+    at = number % (BLOCK_STEPS + 1)
+    if at < BLOCK_STEPS:
+        block_step(work.plan, block, eps, at)
+    elif needs_input_sums(work.plan):
+        share_columns(block.columns, count)
 
 
 def columns_of(work: ResidentWork, job: Job) -> nl.NkiTensor:
@@ -230,10 +237,15 @@ def sum_gradient(work: ResidentWork, at: int) -> None:
     if plan.ragged and job.step.group > 1 and job.step.partial == 0 and set_in_group(job) == 0:
         # The tile is another group's, and units of fewer lanes than the set leave the partials of the others alone.
         nisa.memset(dst=work.partials[job.step.group % 2], value=0.0)
-    if at * plan.eighths % 8 < plan.eighths:
+    if at * plan.eighths % 8 < plan.eighths or at >= len(work.jobs) - helped_jobs(len(work.jobs)):
         add_columns(partial_of(work, job, 0), dy)
     else:
         sum_by_scalar(temporary(work.copies, at, job), dy, partial_of(work, job, 0))
+
+
+def helped_jobs(jobs: int) -> int:
+    """Jobs at the end whose dy Vector adds up at any rate: the last turn waits for Scalar, which has more to do."""
+    return min(jobs // 12, 2)
 
 
 def sum_product(work: ResidentWork, at: int) -> None:

@@ -6,17 +6,20 @@ The methods have the names and the order of the kernel's functions: what changes
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from nki_bn.hardware import Timing
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
-from nki_bn.kernels.resident_layout import group_size, layout_of
-from nki_bn.kernels.resident_stages import DRAINED_GROUPS
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core
+from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
+from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
 from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
+from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
 # Groups that are run at least when there are more, and chunks; half of them more tell what further groups add.
@@ -64,7 +67,7 @@ class _Run:
         self.pipeline = Pipeline(paces.timing)
         self.shared = plan.split in ("batch", "spatial")
         self.first = extent.batch == 0 and extent.start == 0
-        steps = steps_of(extent, plan.set_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.group_sets)
+        steps = plan_steps(plan, extent)
         self.visits = visits_of(steps, plan)
         self.jobs = jobs_of(self.visits)
         self.widths = [job.step.tile.width() for job in self.jobs]
@@ -87,8 +90,8 @@ class _Run:
         self.banks: list[tuple[int, float, int]] = []
         self.emptied: list[float] = []
         self.finished: list[float] = []
-        self.summed = 0
-        self.ready = 0
+        self.summed = self.ready = self.derived = self.hold = 0
+        self.steps: list[Callable[[], None]] = []
         self.started = self.centered = 0.0
         self.gradient_sums = self.product_sums = 0.0
         self.turn: tuple[Step, list[float]] | None = None
@@ -101,12 +104,11 @@ class _Run:
         if self.visits:
             self.load_ahead(0)
         columns = [self._loaded_columns(channels, sets) for channels, sets in self.blocks()]
-        if self.plan.relu == "recompute":
-            self.start_columns(columns)
+        self.steps = [step for block, there in columns for step in self.column_steps(block, there)]
+        if self.plan.relu == "recompute" or not self.plan.training:
+            self.end_columns()
         for at, job in enumerate(self.jobs):
             self.begin_job(at)
-            if at == 0 and self.plan.relu != "recompute":
-                self.start_columns(columns)
             self.finish_job()
             self.end_sums(at - 1)
             if not job.sums:
@@ -132,15 +134,44 @@ class _Run:
         self.centered = max(self.centered, columns.split(there[0]))
         return columns, there
 
-    def start_columns(self, blocks: list[tuple[Columns, list[float]]]) -> None:
-        """The columns that do not depend on the sums."""
-        for columns, there in blocks:
-            shift = there[3] if len(there) > 3 else None
-            done = columns.derive(there[1], there[2], self.centered, shift)
-            if needs_input_sums(self.plan):
-                columns.vector(0.0)
-                done = columns.vector(done)
-            self.started = max(self.started, done)
+    def column_steps(self, columns: Columns, there: list[float]) -> list[Callable[[], None]]:
+        """The steps that derive the columns of a block from what is loaded; each waits for the one before."""
+        done = [there[1]]
+
+        def step(*kinds: int) -> None:
+            """Instructions on one or two columns each, and what they leave for the next step."""
+            before = done[-1]
+            for kind in kinds:
+                done.append(columns.vector(before, kind))
+            self.started = max(self.started, done[-1])
+
+        def root() -> None:
+            step(1)
+            done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
+
+        def scale() -> None:
+            done.append(max(done[-1], *there[2:]))
+            step(*(2,) * (len(there) - 2 + (len(there) > 3)))
+
+        share = (1, 1) if needs_input_sums(self.plan) else ()
+        return [
+            root,
+            partial(step, 2),
+            partial(step, 2),
+            partial(step, 1, 1),
+            partial(step, 2),
+            partial(step, 1),
+            scale,
+            partial(step, *share),
+        ]
+
+    def take_column_step(self) -> None:
+        self.steps[self.derived]()
+        self.derived += 1
+
+    def end_columns(self) -> None:
+        while self.derived < len(self.steps):
+            self.take_column_step()
 
     def store_blocks(self) -> None:
         """dbeta and dgamma, which only one core has to write where both have the same channels."""
@@ -167,6 +198,7 @@ class _Run:
                 self.end_sums(self.summed)
             if len(self.finished) == self.ready:
                 self.end_turn()
+            assert len(self.finished) < self.ready, "a group does not fit into the ring of slots"
             self.finish_job()
             self.load_into_free(0)
 
@@ -190,6 +222,8 @@ class _Run:
 
     def begin_job(self, at: int) -> None:
         job = self.jobs[at]
+        if self.turn is None:
+            self.ready = max(self.ready, self.after)
         if job.number == 0:
             self.load_ahead(job.visit)
             self.mask_chunk(at)
@@ -241,7 +275,7 @@ class _Run:
             if plan.ragged and job.step.group > 1 and first:
                 size = group_size(plan.shape, plan.cores, layout_of(plan))
                 ready = max(ready, self.pipeline.run(VECTOR, self.paces.vector("memset", 2 * size.set_chunks)))
-            if at * plan.eighths % 8 < plan.eighths:
+            if at * plan.eighths % 8 < plan.eighths or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
                 done = self.pipeline.run(VECTOR, self.paces.vector("reduce", width), ready)
             else:
                 done = self.pipeline.run(SCALAR, self.paces.accumulated(width), ready)
@@ -275,16 +309,23 @@ class _Run:
                 self.start_turn(at)
 
     def start_turn(self, at: int) -> None:
+        self.end_columns()
         self.end_turn()
         step = self.jobs[at].step
         self.turn = step, [max(self.gradient_sums, self.product_sums)]
-        self.turned, self.after = 0, at + 1
+        self.turned, self.after, self.hold = 0, at + 1, 1
         later = 0
         while at + later + 1 < len(self.jobs) and self.jobs[at + later + 1].step.group == step.group + 1:
             later += 1
         self.pace = ceil_div(turn_steps(self.plan), max(2 * later, 1))
 
     def take_turn_steps(self) -> None:
+        if self.derived < len(self.steps):
+            self.take_column_step()
+            return
+        if self.hold > 0:
+            self.hold -= 1
+            return
         for _ in range(self.pace):
             self.take_turn_step()
 
@@ -295,11 +336,11 @@ class _Run:
             if self.turned == turn_steps(self.plan):
                 self.coefficients[self.turn[0].group] = self.turn[1][-1]
                 self.turn = None
-                self.ready = max(self.ready, self.after)
 
     def end_turn(self) -> None:
         while self.turn is not None:
             self.take_turn_step()
+        self.ready = max(self.ready, self.after)
 
     def turn_step(self, step: Step, done: list[float]) -> None:
         """One step; the last of ``done`` is when the one before can be used."""

@@ -155,7 +155,7 @@ class Search:
             group = group_columns(self.extent, *bands)
             if self.strategy == "reread" or 2 * group * self.itemsize <= self.budget:
                 for chunk in self._chunks(bands[1], group):
-                    yield ResidentLayout(self.split, channels, 1, *bands, chunk, 0, False, eighths)
+                    yield ResidentLayout(self.split, channels, 1, *bands, chunk, 0, False, eighths, True)
 
     def tensor_layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Tensor: one channel on all lanes, several of them in a group."""
@@ -171,7 +171,7 @@ class Search:
             for sets in GROUP_SETS:
                 if sets <= self.extent.channels:
                     for eighths in TENSOR_EIGHTHS:
-                        yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths)
+                        yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths, False)
 
     def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
         """The layout with other numbers of slots, with other chunks, and with other shares of the engines."""
@@ -180,6 +180,7 @@ class Search:
         group = group_columns(self.extent, *bands)
         options = [(layout, groups) for groups in OTHER_RINGS]
         options += [(replace(layout, eighths=layout.eighths + more), RING_GROUPS) for more in (-1, 1)]
+        options.append((replace(layout, short_start=not layout.short_start), RING_GROUPS))
         if not layout.tensor_sums:
             chunks = {chunk_of(self.extent, bands[1], group, factor * best.size.columns) for factor in OTHER_CHUNKS}
             options += [(replace(layout, chunk=chunk), RING_GROUPS) for chunk in sorted(chunks)]
