@@ -18,6 +18,7 @@ class Columns:
     paces: Paces
     lanes: int
     groups: int = 1
+    single: bool = False
 
     def load(self, ready: float = 0.0) -> float:
         """One column from HBM."""
@@ -39,8 +40,9 @@ class Columns:
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
     def load_aside(self) -> float:
-        """One column from HBM, triggered by Scalar."""
-        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
+        """One column from HBM, triggered by Scalar; values of groups of one channel are neighbours there."""
+        runs = 1 if self.single else self.groups
+        transfer = self.paces.transfer(self.lanes, runs, COLUMN_BYTES * self.groups)
         return self.pipeline.load_aside(transfer)
 
     def split(self, mean: float) -> float:

@@ -128,7 +128,7 @@ class _Run:
         return [*found, (rest, 1)] if rest else found
 
     def _loaded_columns(self, channels: int, sets: int) -> tuple[Columns, list[float]]:
-        columns = Columns(self.pipeline, self.paces, self.plan.lane_bands * channels, sets)
+        columns = Columns(self.pipeline, self.paces, self.plan.lane_bands * channels, sets, channels == 1)
         count = 4 if self.plan.relu == "recompute" else 3
         there = [columns.load_aside() for _ in range(count)]
         self.centered = max(self.centered, columns.split(there[0]))

@@ -38,12 +38,9 @@ TENSOR_EIGHTHS = (4, 5)
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
-# Groups whose slots the ring has room for, besides one chunk; with one group in flight the phases do not overlap.
-RING_GROUPS = 4
 # Layouts whose time is predicted: the best by the closed form, then those that are like the best of those but have
-# other rings, other chunks, or other shares of the engines.
-PREDICTED = 10
-OTHER_RINGS = (2, 3)
+# other chunks, other shares of the engines, or another start.
+PREDICTED = 8
 OTHER_CHUNKS = (0.7, 1.4)
 # Slots of ``reread``: enough that loads run ahead while stores drain.
 REREAD_SLOTS = 8
@@ -135,16 +132,16 @@ class Search:
     def estimates(self) -> Iterator[Estimate]:
         """All layouts that are tried and fit."""
         for layout in (*self.layouts(), *self.tensor_layouts()):
-            estimate = self.fitted(layout, RING_GROUPS)
+            estimate = self.fitted(layout)
             if estimate is not None:
                 yield estimate
 
-    def fitted(self, layout: ResidentLayout, ring: int) -> Estimate | None:
-        """The layout with slots for ``ring`` groups, or as many as fit; None if one group does not fit."""
+    def fitted(self, layout: ResidentLayout) -> Estimate | None:
+        """The layout with as many slots as fit; None if one group does not fit."""
         size = group_size(self.task.shape, self.task.cores, layout)
         if layout.tensor_sums and not self._banks_fit(layout, size):
             return None
-        fitting = self._with_slots(layout, size, ring)
+        fitting = self._with_slots(layout, size)
         return None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size))
 
     def layouts(self) -> Iterator[ResidentLayout]:
@@ -174,18 +171,17 @@ class Search:
                         yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths, False)
 
     def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
-        """The layout with other numbers of slots, with other chunks, and with other shares of the engines."""
+        """The layout with other shares of the engines, with another start, and with other chunks."""
         layout = best.layout
         bands = layout.batch_bands, layout.space_bands
         group = group_columns(self.extent, *bands)
-        options = [(layout, groups) for groups in OTHER_RINGS]
-        options += [(replace(layout, eighths=layout.eighths + more), RING_GROUPS) for more in (-1, 1)]
-        options.append((replace(layout, short_start=not layout.short_start), RING_GROUPS))
+        starts = (layout, replace(layout, short_start=not layout.short_start))
+        options = [replace(start, eighths=layout.eighths + more) for start in starts for more in (-1, 0, 1)]
         if not layout.tensor_sums:
             chunks = {chunk_of(self.extent, bands[1], group, factor * best.size.columns) for factor in OTHER_CHUNKS}
-            options += [(replace(layout, chunk=chunk), RING_GROUPS) for chunk in sorted(chunks)]
-        for other, groups in options:
-            estimate = self.fitted(other, groups)
+            options += [replace(layout, chunk=chunk) for chunk in sorted(chunks)]
+        for other in options:
+            estimate = self.fitted(other)
             if estimate is not None:
                 yield estimate.layout
 
@@ -199,14 +195,14 @@ class Search:
         combines = self.task.has_terms() and layout.eighths > 0
         return 2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS
 
-    def _with_slots(self, layout: ResidentLayout, size: GroupSize, groups: int) -> ResidentLayout | None:
+    def _with_slots(self, layout: ResidentLayout, size: GroupSize) -> ResidentLayout | None:
         total = size.chunks * ceil_div(self.extent.channels, layout.set_channels * layout.group_sets) + 1
         empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
         fitting = (self.budget - empty) // (one - empty)
         if self.strategy == "reread":
             return replace(layout, slots=min(fitting, REREAD_SLOTS)) if fitting >= 2 else None
         least = max(min(size.chunks + 1, total), 2)
-        slots = min(max(groups * size.chunks + 1, 2), max(total, 2), fitting)
+        slots = min(max(total, 2), fitting)
         return replace(layout, slots=slots) if slots >= least else None
 
     def _bytes(self, layout: ResidentLayout, size: GroupSize) -> int:
