@@ -67,7 +67,8 @@ class ResidentPlan(nl.NKIObject):
         set_channels: channels of a set, which lie on partitions together.
         group_sets: sets of a group, which lie side by side and have their turn together.
         batch_bands, space_bands: each channel takes their product of partitions, in bands of batches and of space.
-        lane_bands: bands that are in use, at most that product.
+        last_batch_bands, last_space_bands: the same for a last set with fewer channels.
+        lane_bands, last_lane_bands: bands that are in use, at most those products.
         ragged: some chunks use fewer partitions than their set.
         chunk: columns per slot.
         slots: number of slots.
@@ -91,7 +92,10 @@ class ResidentPlan(nl.NKIObject):
     group_sets: int
     batch_bands: int
     space_bands: int
+    last_batch_bands: int
+    last_space_bands: int
     lane_bands: int
+    last_lane_bands: int
     ragged: bool
     chunk: int
     slots: int

@@ -142,21 +142,28 @@ def tiles_of_unit(unit: Unit, columns: int) -> list[Tile]:
 
 
 def steps_of(
+    extent: Extent, set_channels: int, batch_bands: int, space_bands: int, columns: int, group_sets: int = 1
+) -> list[Step]:
+    """The chunks of :func:`steps_in_bands` where a last set with fewer channels has the bands of all."""
+    widths = (batch_bands, space_bands, columns)
+    return steps_in_bands(extent, set_channels, group_sets, widths, widths, False)
+
+
+def steps_in_bands(
     extent: Extent,
     set_channels: int,
-    batch_bands: int,
-    space_bands: int,
-    columns: int,
-    group_sets: int = 1,
-    short_start: bool = False,
+    group_sets: int,
+    widths: tuple[int, int, int],
+    last_widths: tuple[int, int, int],
+    short_start: bool,
 ) -> list[Step]:
-    """All chunks of a core, of at most ``columns`` columns, in the order of work: group after group.
+    """All chunks of a core in the order of work: group after group.
 
-    The sets of a group come one after the other, or several in a chunk where they are that small. ``short_start``: the
-    very first chunk is a small one, so that the engines can begin as soon as it is there.
+    The sets of a group come one after the other, or several in a chunk where they are that small. The widths are batch
+    bands, space bands, and columns of a chunk: of whole sets, and of the last one if the channels do not divide.
+    ``short_start``: the very first chunk is a small one, so that the engines can begin as soon as it is there.
     """
     steps: list[Step] = []
-    widths = (batch_bands, space_bands, columns)
     whole = extent.channels // set_channels
     groups = ceil_div(whole, group_sets)
     for group in range(groups):
@@ -165,7 +172,8 @@ def steps_of(
         part = set_of(extent, group * group_sets, set_channels)
         add_group(steps, part, group, group * group_sets, sets, widths, short)
     if extent.channels % set_channels > 0:
-        add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, widths, short_start and groups == 0)
+        short = short_start and groups == 0
+        add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, last_widths, short)
     return steps
 
 

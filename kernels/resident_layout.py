@@ -11,8 +11,9 @@ from nki_bn.kernels.resident_geometry import (
     Extent,
     Step,
     extent_of_core,
+    set_of,
     sets_together,
-    steps_of,
+    steps_in_bands,
     tiles_of_unit,
     units_of,
 )
@@ -33,6 +34,8 @@ class ResidentLayout(nl.NKIObject):
     group_sets: int
     batch_bands: int
     space_bands: int
+    last_batch_bands: int
+    last_space_bands: int
     chunk: int
     slots: int
     tensor_sums: bool
@@ -48,6 +51,8 @@ def layout_of(plan: ResidentPlan) -> ResidentLayout:
         plan.group_sets,
         plan.batch_bands,
         plan.space_bands,
+        plan.last_batch_bands,
+        plan.last_space_bands,
         plan.chunk,
         plan.slots,
         plan.tensor_sums,
@@ -58,25 +63,39 @@ def layout_of(plan: ResidentPlan) -> ResidentLayout:
 
 def plan_steps(plan: ResidentPlan, extent: Extent) -> list[Step]:
     """All chunks of a core with this extent."""
-    return steps_of(
-        extent,
-        plan.set_channels,
-        plan.batch_bands,
-        plan.space_bands,
-        plan.chunk,
-        plan.group_sets,
-        plan.short_start,
-    )
+    widths = (plan.batch_bands, plan.space_bands, plan.chunk)
+    last_widths = (plan.last_batch_bands, plan.last_space_bands, plan.chunk)
+    return steps_in_bands(extent, plan.set_channels, plan.group_sets, widths, last_widths, plan.short_start)
+
+
+@dataclass(frozen=True)
+class SetSize(nl.NKIObject):
+    """What sets side by side take on one core: bands in use, and of these the fewest that a chunk takes.
+
+    ``columns``: of a slot, ``chunks``: of one set, ``all_chunks``: of all sets, ``set_columns``: of one set, ``widest``:
+    of one of its chunks.
+    """
+
+    bands: int
+    fewest: int
+    columns: int
+    chunks: int
+    all_chunks: int
+    set_columns: int
+    widest: int
 
 
 @dataclass(frozen=True)
 class GroupSize(nl.NKIObject):
-    """What a group takes on either core, at most: partitions, columns per slot, chunks per set, chunks.
+    """What a group takes on either core, at most; fields as in :class:`SetSize`.
 
-    ``set_columns``: columns of a set, ``widest``: of one of its chunks; ``ragged``: some chunks take fewer partitions.
+    ``lanes``: partitions, ``last_bands``: those of a last set with fewer channels, ``set_chunks``: chunks of a set,
+    ``chunks``: of a group, ``ragged``: some chunks take fewer partitions than their set.
     """
 
     lanes: int
+    bands: int
+    last_bands: int
     columns: int
     set_chunks: int
     chunks: int
@@ -85,44 +104,72 @@ class GroupSize(nl.NKIObject):
     ragged: bool
 
 
+def set_size(extent: Extent, sets: int, bands: tuple[int, int], chunk: int) -> SetSize:
+    """The :class:`SetSize` of ``sets`` sets with the channels of this extent."""
+    units = units_of(extent, bands[0], bands[1])
+    most = 0
+    fewest = PARTITIONS
+    columns = 0
+    chunks = 0
+    all_chunks = 0
+    set_columns = 0
+    widest = 0
+    for i in range(len(units)):
+        in_use = units[i].lanes() // extent.channels
+        most = max(most, in_use)
+        fewest = min(fewest, in_use)
+        tiles = tiles_of_unit(units[i], chunk)
+        together = sets_together(tiles, chunk, sets, extent.channels)
+        chunks += len(tiles)
+        all_chunks += len(tiles) * ceil_div(sets, together)
+        for j in range(len(tiles)):
+            width = tiles[j].width()
+            columns = max(columns, together * width)
+            widest = max(widest, width)
+            set_columns += width
+    return SetSize(most, fewest, columns, chunks, all_chunks, set_columns, widest)
+
+
 def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) -> GroupSize:
     """The :class:`GroupSize` of a layout."""
-    channels = min(layout.set_channels, extent_of_core(shape, layout.split, 0, cores).channels)
+    sizes: list[SetSize] = []
+    bands = 1
+    last_bands = 1
     lanes = 0
-    fewest = PARTITIONS
+    for core in range(cores):
+        extent = extent_of_core(shape, layout.split, core, cores)
+        sets = extent.channels // layout.set_channels
+        rest = extent.channels % layout.set_channels
+        if sets > 0:
+            part = set_of(extent, 0, layout.set_channels)
+            main = set_size(part, min(sets, layout.group_sets), (layout.batch_bands, layout.space_bands), layout.chunk)
+            sizes.append(main)
+            bands = max(bands, main.bands)
+            lanes = max(lanes, main.bands * layout.set_channels)
+        if rest > 0:
+            part = set_of(extent, sets, layout.set_channels)
+            last = set_size(part, 1, (layout.last_batch_bands, layout.last_space_bands), layout.chunk)
+            sizes.append(last)
+            last_bands = max(last_bands, last.bands)
+            lanes = max(lanes, last.bands * rest)
     columns = 0
     set_chunks = 0
     chunks = 0
-    set_columns = 0
     widest = 0
-    for core in range(cores):
-        extent = extent_of_core(shape, layout.split, core, cores)
-        sets = min(layout.group_sets, ceil_div(extent.channels, channels))
-        units = units_of(
-            Extent(0, channels, 0, extent.batches, 0, extent.length), layout.batch_bands, layout.space_bands
-        )
-        own_set_chunks = 0
-        own_chunks = 0
-        own_columns = 0
-        for i in range(len(units)):
-            lanes = max(lanes, units[i].lanes())
-            fewest = min(fewest, units[i].lanes())
-            tiles = tiles_of_unit(units[i], layout.chunk)
-            together = sets_together(tiles, layout.chunk, sets, channels)
-            own_set_chunks += len(tiles)
-            own_chunks += len(tiles) * ceil_div(sets, together)
-            for j in range(len(tiles)):
-                columns = max(columns, together * tiles[j].width())
-                widest = max(widest, tiles[j].width())
-                own_columns += tiles[j].width()
-        if layout.short_start:
-            # The first chunk of all may be cut in two, and has a set of its own.
-            own_set_chunks += 1
-            own_chunks += 2
-        set_chunks = max(set_chunks, own_set_chunks)
-        chunks = max(chunks, own_chunks)
-        set_columns = max(set_columns, own_columns)
-    return GroupSize(lanes, columns, set_chunks, chunks, set_columns, widest, fewest < lanes)
+    ragged = False
+    for i in range(len(sizes)):
+        columns = max(columns, sizes[i].columns)
+        set_chunks = max(set_chunks, sizes[i].chunks)
+        chunks = max(chunks, sizes[i].all_chunks)
+        widest = max(widest, sizes[i].widest)
+        ragged = ragged or sizes[i].fewest < sizes[i].bands
+    if layout.short_start:
+        # The first chunk of all may be cut in two, and has a set of its own.
+        set_chunks += 1
+        chunks += 2
+    return GroupSize(
+        lanes, bands, last_bands, columns, set_chunks, chunks, sizes[0].set_columns, widest, ragged
+    )
 
 
 def slice_of(widest: int, set_columns: int) -> int:
@@ -170,7 +217,7 @@ def resident_plan(task: BackwardTask, layout: ResidentLayout, strategy: str = "r
     """The plan of one layout. Whether it fits into SBUF is for the caller to see."""
     owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
     other = extent_of_core(task.shape, layout.split, task.cores - 1, task.cores).channels
-    channels = min(layout.set_channels, owned)
+    channels = layout.set_channels
     size = group_size(task.shape, task.cores, layout)
     buffers = resident_buffers(task, layout, size, (channels, owned, other))
     return ResidentPlan(
@@ -183,7 +230,10 @@ def resident_plan(task: BackwardTask, layout: ResidentLayout, strategy: str = "r
         layout.group_sets,
         layout.batch_bands,
         layout.space_bands,
-        size.lanes // channels,
+        layout.last_batch_bands,
+        layout.last_space_bands,
+        size.bands,
+        size.last_bands,
         size.ragged,
         layout.chunk,
         layout.slots,

@@ -107,7 +107,10 @@ def allocate_work(extent: Extent, plan: ResidentPlan, visits: list[Visit], jobs:
 
 def add_block(blocks: list[Block], extent: Extent, plan: ResidentPlan, first: int, sets: int, channels: int) -> None:
     """Append the block of ``sets`` sets from number ``first`` on."""
-    lanes = plan.lane_bands * channels
+    bands = plan.lane_bands
+    if channels < plan.set_channels:
+        bands = plan.last_lane_bands
+    lanes = bands * channels
     prefix = ""
     if len(blocks) > 0:
         prefix = "last "

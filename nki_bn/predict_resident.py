@@ -127,8 +127,12 @@ class _Run:
         found = [(self.plan.set_channels, whole)] if whole else []
         return [*found, (rest, 1)] if rest else found
 
+    def bands(self, channels: int) -> int:
+        """Bands that sets of this many channels use."""
+        return self.plan.last_lane_bands if channels < self.plan.set_channels else self.plan.lane_bands
+
     def _loaded_columns(self, channels: int, sets: int) -> tuple[Columns, list[float]]:
-        columns = Columns(self.pipeline, self.paces, self.plan.lane_bands * channels, sets, channels == 1)
+        columns = Columns(self.pipeline, self.paces, self.bands(channels) * channels, sets, channels == 1)
         count = 4 if self.plan.relu == "recompute" else 3
         there = [columns.load_aside() for _ in range(count)]
         self.centered = max(self.centered, columns.split(there[0]))
@@ -345,7 +349,7 @@ class _Run:
     def turn_step(self, step: Step, done: list[float]) -> None:
         """One step; the last of ``done`` is when the one before can be used."""
         number = self.turned
-        lanes = self.plan.lane_bands * step.unit.extent.channels
+        lanes = self.bands(step.unit.extent.channels) * step.unit.extent.channels
         columns = Columns(self.pipeline, self.paces, lanes, step.group_sets)
         if number < 3:
             done.append(self.sums_step(step, columns, done[-1], number))
@@ -359,7 +363,7 @@ class _Run:
 
     def sums_step(self, step: Step, columns: Columns, ready: float, number: int) -> float:
         plan, channels = self.plan, step.unit.extent.channels
-        by_rows = plan.lane_bands > 1 and not plan.tensor_sums
+        by_rows = self.bands(channels) > 1 and not plan.tensor_sums
         if number == 0:
             ready = self.own_sums(step, columns, ready)
             return self.pipeline.run(TENSOR, self.paces.transposed(columns.lanes), ready) if by_rows else ready

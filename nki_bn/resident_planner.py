@@ -149,10 +149,11 @@ class Search:
         eighths = EIGHTHS if self.task.folded() else EIGHTHS_FLOAT32
         for channels in group_sizes(self.extent.channels):
             bands = bands_of(self.extent, PARTITIONS // channels)
+            last = self._last_bands(channels)
             group = group_columns(self.extent, *bands)
             if self.strategy == "reread" or 2 * group * self.itemsize <= self.budget:
                 for chunk in self._chunks(bands[1], group):
-                    yield ResidentLayout(self.split, channels, 1, *bands, chunk, 0, False, eighths, True)
+                    yield ResidentLayout(self.split, channels, 1, *bands, *last, chunk, 0, False, eighths, True)
 
     def tensor_layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Tensor: one channel on all lanes, several of them in a group."""
@@ -168,7 +169,9 @@ class Search:
             for sets in GROUP_SETS:
                 if sets <= self.extent.channels:
                     for eighths in TENSOR_EIGHTHS:
-                        yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths, False)
+                        yield ResidentLayout(
+                            self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, False
+                        )
 
     def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
         """The layout with other shares of the engines, with another start, and with other chunks."""
@@ -184,6 +187,14 @@ class Search:
             estimate = self.fitted(other)
             if estimate is not None:
                 yield estimate.layout
+
+    def _last_bands(self, set_channels: int) -> tuple[int, int]:
+        """Bands of a last set with fewer channels, on the core that has more of them."""
+        rests = [
+            extent_of_core(self.task.shape, self.split, core, self.task.cores).channels % set_channels
+            for core in range(self.task.cores)
+        ]
+        return bands_of(self.extent, PARTITIONS // max(*rests, 1))
 
     def _chunks(self, space_bands: int, group: int) -> list[int]:
         columns = self.extent.channels * self.extent.batches * self.extent.length / PARTITIONS
@@ -210,8 +221,7 @@ class Search:
             extent_of_core(self.task.shape, layout.split, core, self.task.cores).channels
             for core in (0, self.task.cores - 1)
         )
-        channels = min(layout.set_channels, owned)
-        total: int = total_bytes(resident_buffers(self.task, layout, size, (channels, owned, other)))
+        total: int = total_bytes(resident_buffers(self.task, layout, size, (layout.set_channels, owned, other)))
         return total
 
 
