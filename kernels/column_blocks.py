@@ -105,13 +105,17 @@ def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, blo
     if shares_channels(plan) and nl.program_id(0) != 0:
         return
     if plan.need_dbeta:
-        store_column(tensors.dbeta, block, SUMS)
+        store_column(tensors.dbeta, block, SUMS, plan)
     if plan.need_dgamma:
-        store_column(tensors.dgamma, block, DGAMMA)
+        store_column(tensors.dgamma, block, DGAMMA, plan)
 
 
-def store_column(tensor: nl.NkiTensor, block: Block, at: int) -> None:
-    """One value per channel to a [C, 1] tensor."""
+def store_column(tensor: nl.NkiTensor, block: Block, at: int, plan: BackwardPlan | ResidentPlan) -> None:
+    """One value per channel to a [C, 1] tensor; for ``resident`` past the queue of the elements."""
     rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
     view = rows.reshape((block.sets, block.channels)).permute((1, 0))
-    nisa.dma_copy(dst=view, src=column(block.columns, at)[0 : block.channels, :])
+    values = column(block.columns, at)[0 : block.channels, :]
+    if plan.strategy == "staged":
+        nisa.dma_copy(dst=view, src=values)
+    else:
+        nisa.dma_copy(dst=view, src=values, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)

@@ -49,7 +49,7 @@ from nki_bn.kernels.resident_stages import (
     partials_of,
     prepare,
     slice_of,
-    store_chunk,
+    store_job,
     store_residual,
     sum_gradient,
     sum_product,
@@ -244,9 +244,9 @@ def end_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: in
         done.emptied += 1
     if job.gradient and not on_tensor(work, at):
         finish(work, at)
+    if job.gradient:
+        store_job(tensors, work, at)
     if job.last:
-        if job.gradient:
-            store_chunk(tensors, work, job)
         done.stored = job.visit + 1
 
 

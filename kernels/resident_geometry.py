@@ -281,6 +281,35 @@ def step_part(slots: list[nl.NkiTensor], at: int, step: Step) -> nl.NkiTensor:
     return slots[at % len(slots)][0 : step.unit.lanes(), 0 : step.columns()]
 
 
+def store_parts(step: Step, number: int, final: bool) -> list[Step]:
+    """What is stored after set ``number`` of a chunk: the chunk after its last set, or in the ``final`` chunk of all
+    each set for itself, in two parts where it is wide, since nothing can be done beside the last store."""
+    if not final:
+        if number < step.sets - 1:
+            return []
+        return [step]
+    parts: list[Step] = []
+    unit = moved_unit(step.unit, number * step.unit.extent.channels)
+    tiles = halved([step.tile])
+    for i in range(len(tiles)):
+        at_set = step.first_set + number
+        parts.append(
+            Step(
+                step.group,
+                step.group_first,
+                step.group_sets,
+                at_set,
+                1,
+                unit,
+                tiles[i],
+                step.partial,
+                step.widest,
+                step.last,
+            )
+        )
+    return parts
+
+
 def set_part(tile: nl.NkiTensor, step: Step, number: int) -> nl.NkiTensor:
     """The columns of set ``number`` of the chunk in a tile that holds the chunk."""
     width = step.tile.width()

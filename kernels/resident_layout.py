@@ -167,9 +167,7 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
         # The first chunk of all may be cut in two, and has a set of its own.
         set_chunks += 1
         chunks += 2
-    return GroupSize(
-        lanes, bands, last_bands, columns, set_chunks, chunks, sizes[0].set_columns, widest, ragged
-    )
+    return GroupSize(lanes, bands, last_bands, columns, set_chunks, chunks, sizes[0].set_columns, widest, ragged)
 
 
 def slice_of(widest: int, set_columns: int) -> int:

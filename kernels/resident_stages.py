@@ -12,7 +12,7 @@ from nki_bn.kernels.column_blocks import BLOCK_STEPS, Block, block_of, block_ste
 from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import ResidentPlan, allocate
-from nki_bn.kernels.resident_geometry import Extent, Step, load_step, set_part, step_part, store_step
+from nki_bn.kernels.resident_geometry import Extent, Step, load_step, set_part, step_part, store_parts, store_step
 from nki_bn.kernels.resident_turn import TurnTiles, allocate_turn, combines_by_tensor
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.sums import add_columns
@@ -326,16 +326,17 @@ def affine(dst: nl.NkiTensor, data: nl.NkiTensor, factor: int, columns: nl.NkiTe
 def combine(work: ResidentWork, at: int) -> None:
     """dx of a job in the slot of dy; where the mean is not folded (x - hi)*ratio + dy' in the term's tile."""
     job = work.jobs[at]
-    dx = job_part(work.dy_slots, job)
     columns = columns_of(work, job)
-    if not work.plan.training:
-        nisa.activation(dst=dx, op=nl.copy, data=dx, scale=column(columns, SCALE))
-        return
-    term = temporary(work.terms, at, job)
-    if work.plan.folded:
-        add_scaled(dx, dx, column(columns, SCALE), term)
-    else:
-        add_scaled(term, term, column(columns, RATIO), dx)
+    pieces = column_pieces(work, at)
+    for i in range(len(pieces)):
+        dx = job_part(work.dy_slots, job)[:, pieces[i]]
+        term = temporary(work.terms, at, job)[:, pieces[i]]
+        if not work.plan.training:
+            nisa.activation(dst=dx, op=nl.copy, data=dx, scale=column(columns, SCALE))
+        elif work.plan.folded:
+            add_scaled(dx, dx, column(columns, SCALE), term)
+        else:
+            add_scaled(term, term, column(columns, RATIO), dx)
 
 
 def add_scaled(dst: nl.NkiTensor, data: nl.NkiTensor, factor: nl.NkiTensor, other: nl.NkiTensor) -> None:
@@ -371,22 +372,47 @@ def finish(work: ResidentWork, at: int) -> None:
     job = work.jobs[at]
     if work.plan.folded or not work.plan.training:
         return
-    dx = job_part(work.dy_slots, job)
-    term = temporary(work.terms, at, job)
     columns = columns_of(work, job)
-    if at % 2 == 0:
-        affine(dx, term, SCALE, columns)
-    else:
-        nisa.tensor_scalar(
-            dst=dx,
-            data=term,
-            op0=nl.multiply,
-            operand0=column(columns, SCALE),
-            op1=nl.add,
-            operand1=column(columns, OFFSET),
-        )
+    pieces = column_pieces(work, at)
+    for i in range(len(pieces)):
+        dx = job_part(work.dy_slots, job)[:, pieces[i]]
+        term = temporary(work.terms, at, job)[:, pieces[i]]
+        if (at + i) % 2 == 0:
+            affine(dx, term, SCALE, columns)
+        else:
+            nisa.tensor_scalar(
+                dst=dx,
+                data=term,
+                op0=nl.multiply,
+                operand0=column(columns, SCALE),
+                op1=nl.add,
+                operand1=column(columns, OFFSET),
+            )
 
 
-def store_chunk(tensors: BackwardTensors, work: ResidentWork, job: Job) -> None:
-    """Store dx of a chunk."""
-    store_step(tensors.dx, step_part(work.dy_slots, job.visit, job.step), job.step)
+def parts_of(work: ResidentWork, at: int) -> list[Step]:
+    """What is stored after a job."""
+    job = work.jobs[at]
+    return store_parts(job.step, job.number, job.visit == len(work.visits) - 1)
+
+
+def column_pieces(work: ResidentWork, at: int) -> list[slice]:
+    """The columns of a job that are finished together: those of a part that is stored."""
+    parts = parts_of(work, at)
+    whole = work.jobs[at].step.tile.width()
+    if len(parts) < 2:
+        return [nl.ds(0, whole)]
+    first = parts[0].tile.width()
+    return [nl.ds(0, first), nl.ds(first, whole - first)]
+
+
+def store_job(tensors: BackwardTensors, work: ResidentWork, at: int) -> None:
+    """Store what of dx a job completes."""
+    job = work.jobs[at]
+    parts = parts_of(work, at)
+    pieces = column_pieces(work, at)
+    for i in range(len(parts)):
+        if job.visit == len(work.visits) - 1:
+            store_step(tensors.dx, job_part(work.dy_slots, job)[:, pieces[i]], parts[i])
+        else:
+            store_step(tensors.dx, step_part(work.dy_slots, job.visit, job.step), parts[i])

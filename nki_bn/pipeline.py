@@ -232,14 +232,22 @@ class Pipeline:
 
     def load_aside(self, transfer: Transfer) -> float:
         """A DMA from HBM that Scalar triggers at the start, past the queue of Sync."""
-        start = max(self._free[SCALAR], self._next_aside)
+        self._loaded += transfer.nbytes
+        return self._aside(transfer, 0.0, self._dma.first_load)
+
+    def store_aside(self, transfer: Transfer, ready: float) -> float:
+        """A DMA to HBM that Scalar triggers, past the queue of Sync."""
+        self._stored += transfer.nbytes
+        return self._aside(transfer, ready, self._dma.first_store)
+
+    def _aside(self, transfer: Transfer, ready: float, first: float) -> float:
+        start = max(self._free[SCALAR], self._next_aside, ready)
         self._next_aside = start + self._dma.spacing
         self._free[SCALAR] = start + self._dma.hardware_trigger
         self._busy[SCALAR] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
-        self._loaded += transfer.nbytes
         # Queues take turns by descriptor, so that a short transfer takes about twice its time beside a long one.
-        return self._finish(start + self._dma.first_load + 2 * transfer.work + self._dma.completion)
+        return self._finish(start + first + 2 * transfer.work + self._dma.completion)
 
     def store(self, transfer: Transfer, ready: float = 0.0) -> float:
         """A DMA to HBM of what is there at ``ready``; when it has ended."""

@@ -45,6 +45,12 @@ class Columns:
         transfer = self.paces.transfer(self.lanes, runs, COLUMN_BYTES * self.groups)
         return self.pipeline.load_aside(transfer)
 
+    def store_aside(self, ready: float) -> float:
+        """One column to HBM, triggered by Scalar."""
+        return self.pipeline.store_aside(
+            self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups), ready
+        )
+
     def split(self, mean: float) -> float:
         """hi, lo and -hi of a mean that is there; when hi can be used."""
         hi = self.vector(mean)

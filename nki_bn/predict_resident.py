@@ -13,7 +13,7 @@ from nki_bn.hardware import Timing
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts
 from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
 from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
@@ -185,7 +185,7 @@ class _Run:
             columns = Columns(self.pipeline, self.paces, channels, sets)
             for needed in (self.plan.need_dbeta, self.plan.need_dgamma):
                 if needed:
-                    columns.store(self.dgamma)
+                    columns.store_aside(self.dgamma)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
         length, batches, sets = step.tile.length, step.tile.batches, step.sets
@@ -444,7 +444,11 @@ class _Run:
         if plan.folded:
             ready = max(ready, self.given[job.visit])
         name = "scalar_tensor_tensor_16bit" if self.fast else "scalar_tensor_tensor"
-        return self.pipeline.run(VECTOR, self.paces.vector(name, width), ready)
+        parts = store_parts(job.step, job.number, job.visit == len(self.visits) - 1)
+        widths = [step.tile.width() for step in parts] if len(parts) > 1 else [width]
+        for part in widths:
+            done = self.pipeline.run(VECTOR, self.paces.vector(name, part), ready)
+        return done
 
     def combine_on_tensor(self, at: int, ready: float) -> float:
         banks = ceil_div(self.widths[at], BANK_COLUMNS)
@@ -469,15 +473,19 @@ class _Run:
         done = self.combined[at]
         while len(self.emptied) < len(self.banks) and self.banks[len(self.emptied)][0] <= at:
             done = self.empty_bank()
+        parts = store_parts(job.step, job.number, job.visit == len(self.visits) - 1) if job.gradient else []
         if job.gradient and plan.training and not plan.folded:
-            done = max(done, self.given[job.visit])
-            if at % 2 == 0:
-                done = self.pipeline.run(SCALAR, self.paces.scalar(width, 2), done)
-            else:
-                done = self.pipeline.run(VECTOR, self.paces.vector("pointed", width), done)
+            for piece in range(max(len(parts), 1)):
+                part = parts[piece].tile.width() if len(parts) > 1 else width
+                done = max(done, self.given[job.visit])
+                if (at + piece) % 2 == 0:
+                    done = self.pipeline.run(SCALAR, self.paces.scalar(part, 2), done)
+                else:
+                    done = self.pipeline.run(VECTOR, self.paces.vector("pointed", part), done)
         self.finished.append(done)
+        ended = 0.0
+        for step in parts:
+            ended = self.pipeline.store(self.transfer(step, self.itemsize), done)
         if job.last:
-            if job.gradient:
-                self.stored.append(self.pipeline.store(self.transfer(job.step, self.itemsize), done))
-            else:
-                self.stored.append(max(self.gradient_sums, self.product_sums, self.masked[job.visit]))
+            free = max(self.gradient_sums, self.product_sums, self.masked[job.visit])
+            self.stored.append(ended if job.gradient else free)
