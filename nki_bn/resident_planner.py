@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nki_bn.hardware import Target, load_target
+from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import ResidentPlan, total_bytes
 from nki_bn.kernels.resident_geometry import (
     Extent,
@@ -56,11 +56,7 @@ def best_resident(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Ca
 
 def resident_candidates(problem: BackwardProblem, sbuf_bytes: int | None = None) -> list[Candidate]:
     """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident`."""
-    target = load_target(problem.target)
-    # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
-    if target.generation < 3:
-        return []
-    budget = _budget(target, sbuf_bytes)
+    budget = _budget(problem, sbuf_bytes)
     ranked = sorted(estimates(problem, budget), key=lambda estimate: estimate.us)
     found = [_candidate(problem, estimate.layout) for estimate in ranked[:PREDICTED]]
     if found:
@@ -71,8 +67,14 @@ def resident_candidates(problem: BackwardProblem, sbuf_bytes: int | None = None)
     return sorted(found, key=lambda candidate: candidate.prediction.ns)
 
 
-def _budget(target: Target, sbuf_bytes: int | None) -> int:
-    whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
+def likely_resident(problem: BackwardProblem, sbuf_bytes: int) -> ResidentPlan | None:
+    """The layout that the closed form ranks first, for those who ask for many problems; None as above."""
+    found = list(estimates(problem, _budget(problem, sbuf_bytes)))
+    return plan_of(problem, min(found, key=lambda estimate: estimate.us).layout) if found else None
+
+
+def _budget(problem: BackwardProblem, sbuf_bytes: int | None) -> int:
+    whole = load_target(problem.target).sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
     return whole - int(SBUF_SLACK_BYTES)
 
 
@@ -102,7 +104,10 @@ def split_of(problem: BackwardProblem) -> str:
 
 
 def estimates(problem: BackwardProblem, budget: int) -> Iterator[Estimate]:
-    """All layouts that are tried and fit: channels per group, bands, chunk widths."""
+    """All layouts that are tried and fit: channels per group, bands, chunk widths; none for trn1."""
+    # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
+    if load_target(problem.target).generation < 3:
+        return
     extent = extent_of_core(problem.extents, split_of(problem), 0, problem.lnc)
     for layout in layouts(problem, extent, budget):
         size = group_size(problem.extents, problem.lnc, layout)
