@@ -199,7 +199,7 @@ def test_targets(target: str, lnc: int, training: bool) -> None:
 
 def test_plans_of_both_directions() -> None:
     forward = nki_bn.plan(ForwardProblem((4, 5, 6), "bfloat16", relu="mask", residual=True))
-    backward = nki_bn.plan(BackwardProblem((4, 5, 6), "bfloat16", relu="recompute", residual=True, need=("dx",)))
+    backward = nki_bn.plan(BackwardProblem((32, 64, 784), "bfloat16", relu="recompute", residual=True, need=("dx",)))
     assert isinstance(forward, ForwardPlan) and forward.need_mask and forward.residual
     assert isinstance(backward, ResidentPlan) and backward.need_dx and not backward.need_dgamma
     with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got Problem"):
