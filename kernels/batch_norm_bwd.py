@@ -37,10 +37,11 @@ from nki_bn.kernels.backward_phases import (
     start_channel_tile,
 )
 from nki_bn.kernels.columns import input_coefficients
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
 from nki_bn.kernels.resident_bwd import resident_gradients
 from nki_bn.kernels.sizing import staged_plan
 from nki_bn.kernels.tiling import Tile, check_made_for, flattened, output, slot_tile, tiles_ahead, tiles_of
+from nki_bn.kernels.transposed_bwd import transposed_gradients
 
 
 @nki.jit
@@ -54,7 +55,7 @@ def batch_norm_bwd(
     eps: float = 1e-5,
     fuse_relu: bool = False,
     relu_mask: nl.NkiTensor | None = None,
-    plan: BackwardPlan | ResidentPlan | None = None,
+    plan: BackwardPlan | ResidentPlan | TransposedPlan | None = None,
     residual: nl.NkiTensor | None = None,
 ) -> Any:
     """Gradients of batch norm, optionally through a fused ReLU.
@@ -111,6 +112,8 @@ def batch_norm_bwd(
     count = batch * depth * height * width
     if plan.strategy == "resident":
         resident_gradients(tensors, flat, plan, eps, count)
+    elif plan.strategy == "transposed":
+        transposed_gradients(tensors, plan, eps, count)
     else:
         work = allocate_work(flat, plan)
         for i in range(work.share.first, work.share.last):
@@ -155,7 +158,7 @@ def relu_mode_of(fuse_relu: bool, relu_mask: nl.NkiTensor | None, dy: nl.NkiTens
     return "mask"
 
 
-def check_plan(plan: BackwardPlan | ResidentPlan, relu: str, with_residual: bool) -> None:
+def check_plan(plan: BackwardPlan | ResidentPlan | TransposedPlan, relu: str, with_residual: bool) -> None:
     """The plan is one for these arguments."""
     assert plan.relu == relu, f"the plan is made for relu {plan.relu}, the arguments ask for {relu}"
     assert plan.residual == with_residual, (
