@@ -151,6 +151,11 @@ def turned_part(tiles: list[nl.NkiTensor], at: int, rows: Rows) -> nl.NkiTensor:
     return tiles[at % len(tiles)][0 : rows.count, 0 : rows.chunk.columns()]
 
 
+def ring(tiles: list[nl.NkiTensor], at: int) -> nl.NkiTensor:
+    """The tile of a ring that job number ``at`` uses."""
+    return tiles[at % len(tiles)]
+
+
 def turn_in(banks: list[nl.NkiTensor], at: int, slots: list[nl.NkiTensor], visit: int, rows: Rows) -> nl.NkiTensor:
     """A block of rows in its slot to its turned form in a bank (of a ring), which is returned."""
     chunk = rows.chunk
@@ -164,17 +169,19 @@ def turn_in(banks: list[nl.NkiTensor], at: int, slots: list[nl.NkiTensor], visit
 
 
 def turn_out(
-    slots: list[nl.NkiTensor], visit: int, banks: list[nl.NkiTensor], at: int, turned: nl.NkiTensor, rows: Rows
+    slots: list[nl.NkiTensor], visit: int, bank: nl.NkiTensor, turned: nl.NkiTensor, rows: Rows, by_scalar: bool
 ) -> None:
-    """A turned block in SBUF back to rows in a slot, by way of a bank; Vector and Scalar copy in turns."""
+    """A turned block in SBUF back to rows in a slot, by way of a bank, which Vector or Scalar copies."""
     chunk = rows.chunk
     parts = chunk.length * chunk.tiles
-    result = banks[at % len(banks)][0 : chunk.rows, 0 : parts * rows.count]
+    result = bank[0 : chunk.rows, 0 : parts * rows.count]
     for i in range(parts):
         nisa.nc_transpose(
             dst=result[:, nl.ds(i * rows.count, rows.count)], data=turned[:, nl.ds(i * chunk.rows, chunk.rows)]
         )
     engine = nisa.engine.vector
+    if by_scalar:
+        engine = nisa.engine.scalar
     nisa.tensor_copy(
         dst=block_rows(slots, visit, rows).permute((0, 3, 1, 2)),
         src=result.reshape((chunk.rows, chunk.length, chunk.tiles, rows.count)),

@@ -25,6 +25,7 @@ from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import TransposedPlan, allocate
 from nki_bn.kernels.resident_turn import start_block, store_block
 from nki_bn.kernels.sizing import ceil_div
+from nki_bn.kernels.sums import add_columns
 from nki_bn.kernels.transposed_blocks import (
     Banks,
     Ground,
@@ -34,13 +35,14 @@ from nki_bn.kernels.transposed_blocks import (
     block_rows,
     ground_of,
     load_rows,
+    ring,
     rows_of,
     store_rows,
     turn_in,
     turn_out,
     turned_part,
 )
-from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of, run_steps, steps_of
+from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of, odd_one, run_steps, steps_of, works_alone
 
 
 def transposed_gradients(tensors: BackwardTensors, plan: TransposedPlan, eps: float, count: int) -> None:
@@ -131,7 +133,9 @@ class TransposedBackward(nl.NKIObject):
             turn(self, step)
         if step.kind == "second":
             rows = rows_of(self.ground, self.scope, step)
-            turn_out(self.dy_slots, step.visit, self.banks.result, at, turned_part(self.narrow, at, rows), rows)
+            dx = turned_part(self.narrow, at, rows)
+            by_scalar = self.plan.folded and works_alone(self.scope, step) and odd_one(step)
+            turn_out(self.dy_slots, step.visit, ring(self.banks.result, at), dx, rows, by_scalar)
             if step.last:
                 store_rows(self.tensors.dx, self.dy_slots, step.visit, rows)
 
@@ -191,8 +195,11 @@ def make_product(work: TransposedBackward, step: Step, at: int, rows: Rows) -> N
 
 
 def sum_product(work: TransposedBackward, step: Step, at: int, rows: Rows) -> None:
-    """The partial sum of the product."""
+    """The partial sum of the product, by Scalar or, where that has more to do, by Scalar and Vector in turns."""
     product = turned_part(work.wide, at, rows)
+    if odd_one(step) and (works_alone(work.scope, step) or not work.plan.folded):
+        add_columns(partial_of(work, step, 1, rows), product)
+        return
     nisa.activation(
         dst=product,
         op=nl.copy,
@@ -216,7 +223,8 @@ def recompute_mask(work: TransposedBackward, step: Step, at: int, rows: Rows) ->
 def apply_mask(work: TransposedBackward, step: Step, at: int, rows: Rows) -> None:
     """dy' = dy where the ReLU let the value through, else 0; it is the gradient of the residual."""
     if work.plan.relu == "recompute":
-        turn_out(work.mask_slots, step.visit, work.banks.result, at, turned_part(work.narrow, at, rows), rows)
+        mask = turned_part(work.narrow, at, rows)
+        turn_out(work.mask_slots, step.visit, ring(work.banks.result, at), mask, rows, True)
     if work.plan.relu != "none":
         dy = block_rows(work.dy_slots, step.visit, rows)
         mask = block_rows(work.mask_slots, step.visit, rows)

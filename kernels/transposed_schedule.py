@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of work of the ``transposed`` strategy: a flat list of steps, made before anything is issued.
 
-The data of one group of channels in one slot is a visit. The jobs of a visit, one per block of channels: "mask" puts the
-ReLU's mask on dy, "first" adds up, "second" makes results and stores them; "turn" stands between the last "first" and the
-first "second" of a group. A job runs in three stages, and each step starts one job, continues the one before and finishes
-the one before that, so that engines that wait for each other within a job have work of others. A job that needs another
-to be finished comes at least three steps later; "idle" steps keep that distance where no other job does.
+The data of one group of channels in one slot is a visit. The jobs of a visit, one per block of channels: "mask" puts
+the ReLU's mask on dy, "first" adds up, "second" makes results and stores them; "turn" stands between the last "first" and
+the first "second" of a group. A job runs in three stages, and each step starts one job, continues the one before and
+finishes the one before that, so that engines that wait for each other within a job have work of others. A job that needs
+another to be finished comes at least three steps later; "idle" steps keep that distance where no other job does.
 """
 
 from dataclasses import dataclass
@@ -72,6 +72,20 @@ def step_of(scope: Scope, kind: str, visit: int, block: int) -> Step:
         group = group // 2
     at = group * scope.group_blocks + block
     return Step(kind, visit, group, visit % scope.chunks, at, block == blocks_of(scope, group) - 1, again)
+
+
+def works_alone(scope: Scope, step: Step) -> bool:
+    """Whether jobs of this kind run without those of the other phase between them: engines then share otherwise."""
+    if scope.reload or not scope.turns:
+        return True
+    if step.kind == "first":
+        return step.group == 0
+    return step.group == scope.groups() - 1
+
+
+def odd_one(step: Step) -> bool:
+    """Every second job of a kind, for work that two engines share."""
+    return (step.chunk + step.block) % 2 == 1
 
 
 def blocks_of(scope: Scope, group: int) -> int:
