@@ -140,7 +140,7 @@ class TransposedPlan(nl.NKIObject):
         shape, dtype, cores: as in :class:`BackwardPlan`.
         split: what the two cores of LNC 2 divide: "none", "channel" or "batch".
         group_blocks: blocks of 128 channels that are worked on together.
-        tiles, positions: a slot holds so many tiles of 128 batches, with so many positions of every channel.
+        tiles, positions: a slot holds so many tiles of up to 128 batches, with so many positions of every channel.
         slots: number of slots.
         reload: phase 2 reads the data again; else it stays in the slots.
         relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.

@@ -14,6 +14,7 @@ from nki_bn.kernels.columns import column_tile
 from nki_bn.kernels.plan import Buffer, TransposedForwardPlan, TransposedPlan, allocate
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
 from nki_bn.kernels.resident_turn import Block
+from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.transposed_layout import STAGES, RowChunk, bank_columns, block_size, row_chunks
 from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of
 
@@ -81,7 +82,7 @@ class Ground(nl.NKIObject):
 def ground_of(plan: TransposedPlan | TransposedForwardPlan) -> Ground:
     """The :class:`Ground` of this core."""
     extent = extent_of_core(plan.shape, plan.split, nl.program_id(0), nl.num_programs(0))
-    chunks = row_chunks(extent, plan.tiles, plan.positions)
+    chunks = row_chunks(extent, plan.tiles, plan.positions, plan.dtype)
     return Ground(extent, chunks, block_size(plan.shape, plan.split, plan.cores), allocate_blocks(plan, extent))
 
 
@@ -169,21 +170,29 @@ def turn_in(banks: list[nl.NkiTensor], at: int, slots: list[nl.NkiTensor], visit
 
 
 def turn_out(
-    slots: list[nl.NkiTensor], visit: int, bank: nl.NkiTensor, turned: nl.NkiTensor, rows: Rows, by_scalar: bool
+    slots: list[nl.NkiTensor],
+    visit: int,
+    banks: list[nl.NkiTensor],
+    at: int,
+    turned: nl.NkiTensor,
+    rows: Rows,
+    by_scalar: bool,
 ) -> None:
-    """A turned block in SBUF back to rows in a slot, by way of a bank, which Vector or Scalar copies."""
-    chunk = rows.chunk
-    parts = chunk.length * chunk.tiles
-    result = bank[0 : chunk.rows, 0 : parts * rows.count]
-    for i in range(parts):
-        nisa.nc_transpose(
-            dst=result[:, nl.ds(i * rows.count, rows.count)], data=turned[:, nl.ds(i * chunk.rows, chunk.rows)]
-        )
+    """A turned block in SBUF back to rows in a slot, by way of banks from number ``at`` on; Vector or Scalar copies."""
     engine = nisa.engine.vector
     if by_scalar:
         engine = nisa.engine.scalar
-    nisa.tensor_copy(
-        dst=block_rows(slots, visit, rows).permute((0, 3, 1, 2)),
-        src=result.reshape((chunk.rows, chunk.length, chunk.tiles, rows.count)),
-        engine=engine,
-    )
+    chunk = rows.chunk
+    together = min(banks[0].shape[1] // (chunk.tiles * rows.count), chunk.length)
+    for i in range(ceil_div(chunk.length, together)):
+        start = i * together
+        length = min(together, chunk.length - start)
+        result = ring(banks, at + i)[0 : chunk.rows, 0 : length * chunk.tiles * rows.count]
+        for j in range(length * chunk.tiles):
+            data = turned[:, nl.ds((start * chunk.tiles + j) * chunk.rows, chunk.rows)]
+            nisa.nc_transpose(dst=result[:, nl.ds(j * rows.count, rows.count)], data=data)
+        nisa.tensor_copy(
+            dst=block_rows(slots, visit, rows)[:, :, :, nl.ds(start, length)].permute((0, 3, 1, 2)),
+            src=result.reshape((chunk.rows, length, chunk.tiles, rows.count)),
+            engine=engine,
+        )

@@ -35,7 +35,6 @@ from nki_bn.kernels.transposed_blocks import (
     block_rows,
     ground_of,
     load_rows,
-    ring,
     rows_of,
     store_rows,
     turn_in,
@@ -135,7 +134,7 @@ class TransposedBackward(nl.NKIObject):
             rows = rows_of(self.ground, self.scope, step)
             dx = turned_part(self.narrow, at, rows)
             by_scalar = self.plan.folded and works_alone(self.scope, step) and odd_one(step)
-            turn_out(self.dy_slots, step.visit, ring(self.banks.result, at), dx, rows, by_scalar)
+            turn_out(self.dy_slots, step.visit, self.banks.result, at, dx, rows, by_scalar)
             if step.last:
                 store_rows(self.tensors.dx, self.dy_slots, step.visit, rows)
 
@@ -224,7 +223,7 @@ def apply_mask(work: TransposedBackward, step: Step, at: int, rows: Rows) -> Non
     """dy' = dy where the ReLU let the value through, else 0; it is the gradient of the residual."""
     if work.plan.relu == "recompute":
         mask = turned_part(work.narrow, at, rows)
-        turn_out(work.mask_slots, step.visit, ring(work.banks.result, at), mask, rows, True)
+        turn_out(work.mask_slots, step.visit, work.banks.result, at, mask, rows, True)
     if work.plan.relu != "none":
         dy = block_rows(work.dy_slots, step.visit, rows)
         mask = block_rows(work.mask_slots, step.visit, rows)

@@ -42,7 +42,6 @@ from nki_bn.kernels.transposed_blocks import (
     block_columns,
     ground_of,
     load_rows,
-    ring,
     rows_of,
     store_rows,
     turn_in,
@@ -251,10 +250,10 @@ def normalise(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:
 def store_results(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:
     """y and mask back to rows, and to HBM after the last block of the group."""
     y = turned_part(work.narrow, at, rows)
-    turn_out(work.x_slots, step.visit, ring(work.banks.result, at), y, rows, True)
+    turn_out(work.x_slots, step.visit, work.banks.result, at, y, rows, True)
     if work.plan.need_mask:
         gate = turned_part(work.gate, at, rows)
-        turn_out(work.mask_slots, step.visit, ring(work.banks.result, at + 1), gate, rows, True)
+        turn_out(work.mask_slots, step.visit, work.banks.result, at + 1, gate, rows, True)
     if step.last:
         store_rows(work.tensors.y, work.x_slots, step.visit, rows)
         if work.plan.need_mask:

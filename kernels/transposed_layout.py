@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ``transposed`` strategy lays data out: rows as they lie in memory, cut into blocks of channels.
 
-An example is a row of C*S contiguous elements. Slots hold rows, batch on partitions: some tiles of 128 batches, some
+An example is a row of C*S contiguous elements. Slots hold rows, batch on partitions: some tiles of up to 128 batches, some
 positions of all channels of a group. The Tensor engine turns one tile of a block of channels at a time, so that
 channels lie on partitions where per-channel work is done, and turns the results back.
 """
@@ -66,10 +66,10 @@ class TransposedSize(nl.NKIObject):
     last_block: bool
 
 
-def row_chunks(extent: Extent, tiles: int, positions: int) -> list[RowChunk]:
+def row_chunks(extent: Extent, tiles: int, positions: int, dtype: str) -> list[RowChunk]:
     """The chunks of a core's share, of at most ``tiles`` tiles and ``positions`` positions; smaller tiles last."""
     chunks: list[RowChunk] = []
-    lanes = nl.tile_size.pmax
+    lanes = tile_rows(positions, dtype)
     whole = extent.batches // lanes
     rest = extent.batches % lanes
     for i in range(ceil_div(extent.length, positions)):
@@ -83,6 +83,12 @@ def row_chunks(extent: Extent, tiles: int, positions: int) -> list[RowChunk]:
     return chunks
 
 
+def tile_rows(positions: int, dtype: str) -> int:
+    """Batches per tile: all partitions, or as many as one bank takes with so many positions."""
+    assert positions <= bank_columns(dtype), f"a bank takes at most {bank_columns(dtype)} positions, got {positions}"
+    return min(nl.tile_size.pmax, bank_columns(dtype) // positions)
+
+
 def bank_columns(dtype: str) -> int:
     """Elements of one PSUM bank per partition."""
     return BANK_BYTES // size_of(dtype)
@@ -93,7 +99,7 @@ def block_size(shape: tuple[int, int, int], split: str, cores: int) -> int:
     return min(nl.tile_size.pmax, extent_of_core(shape, split, 0, cores).channels)
 
 
-def transposed_size(shape: tuple[int, int, int], cores: int, layout: TransposedLayout) -> TransposedSize:
+def transposed_size(shape: tuple[int, int, int], dtype: str, cores: int, layout: TransposedLayout) -> TransposedSize:
     """The :class:`TransposedSize` of a layout."""
     extent = extent_of_core(shape, layout.split, 0, cores)
     channels = block_size(shape, layout.split, cores)
@@ -106,7 +112,7 @@ def transposed_size(shape: tuple[int, int, int], cores: int, layout: TransposedL
     for core in range(cores):
         own = extent_of_core(shape, layout.split, core, cores)
         last_block = last_block or has_last_block(own.channels, channels)
-        parts = row_chunks(own, layout.tiles, layout.positions)
+        parts = row_chunks(own, layout.tiles, layout.positions, dtype)
         chunks = max(chunks, len(parts))
         pieces = max(pieces, len(piece_widths(parts)))
         for i in range(len(parts)):
@@ -140,7 +146,7 @@ def transposed_plan(
     need: tuple[bool, ...] = (True, True, True, False),
 ) -> TransposedPlan:
     """The backward plan of one layout; arguments as for ``staged_plan``. Whether it fits is for the caller to see."""
-    size = transposed_size(shape, cores, layout)
+    size = transposed_size(shape, dtype, cores, layout)
     buffers = [
         Buffer("dy", layout.slots, size.slot_columns, dtype),
         Buffer("x", layout.slots, size.slot_columns, dtype),
@@ -188,7 +194,7 @@ def transposed_forward_plan(
     residual: bool = False,
 ) -> TransposedForwardPlan:
     """The forward plan of one layout; arguments as for ``two_read_plan``. Whether it fits is for the caller to see."""
-    size = transposed_size(shape, cores, layout)
+    size = transposed_size(shape, dtype, cores, layout)
     save_mask = relu and need[1]
     buffers = [Buffer("x", layout.slots, size.slot_columns, dtype)]
     if residual:
