@@ -30,7 +30,7 @@ from nki_bn.kernels.columns import (
     split_mean,
 )
 from nki_bn.kernels.elementwise import passed, pre_activation
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, allocate
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan, allocate
 from nki_bn.kernels.sizing import CHUNK_COLUMNS
 from nki_bn.kernels.sums import add_columns, close_group, partial_at, total_of
 from nki_bn.kernels.tiling import (
@@ -125,17 +125,17 @@ def start_channel_tile(tensors: BackwardTensors, work: BackwardWork, index: int,
     return ChannelTile(place, columns, partials, totals)
 
 
-def needs_input_sums(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_input_sums(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether dx needs the sums over the data."""
     return plan.training and plan.need_dx
 
 
-def needs_products(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_products(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether the sum of dy'*(x - hi) is used."""
     return plan.need_dgamma or needs_input_sums(plan)
 
 
-def needs_sums(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_sums(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether any of the two sums is used."""
     return plan.need_dbeta or needs_products(plan)
 

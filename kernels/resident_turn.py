@@ -25,7 +25,7 @@ from nki_bn.kernels.columns import (
     scale_and_shift,
     split_mean,
 )
-from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.kernels.plan import ResidentPlan, TransposedPlan
 from nki_bn.kernels.sums import add_columns
 
 
@@ -54,7 +54,7 @@ class TurnTiles(nl.NKIObject):
     by_lane: nl.NkiTensor
 
 
-def start_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block, eps: float) -> None:
+def start_block(tensors: BackwardTensors, plan: ResidentPlan | TransposedPlan, block: Block, eps: float) -> None:
     """Load the columns of a block and derive what phase 1 needs."""
     columns = block.columns
     rows = nl.ds(block.channel, block.groups * block.channels)
@@ -119,7 +119,7 @@ def combine_lanes(plan: ResidentPlan, block: Block, columns: nl.NkiTensor, tiles
     nisa.tensor_copy(dst=sums, src=back)
 
 
-def store_block(tensors: BackwardTensors, plan: ResidentPlan, block: Block) -> None:
+def store_block(tensors: BackwardTensors, plan: ResidentPlan | TransposedPlan, block: Block) -> None:
     """dbeta and dgamma of all groups of a block to HBM, one DMA each."""
     if (plan.split == "batch" or plan.split == "spatial") and nl.program_id(0) != 0:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving data in the ``transposed`` strategy: rows between HBM and slots, blocks between slots and PSUM.
 
-Rows are (batch, tile, channel, position) in a slot. A turned block is (channel, columns), columns in the order position,
-tile, batch. On trn2 a transpose moves bits, so that a NaN stays in its channel and in its example.
+Rows are (batch, tile, channel, position) in a slot. A turned block is (channel, columns), columns in the order
+position, tile, batch. On trn2 a transpose moves bits, so that a NaN stays in its channel and in its example.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ RESULT_BANKS = 2
 
 @dataclass(frozen=True)
 class Banks(nl.NKIObject):
-    """All of PSUM, a tile per bank: for each of the jobs under way x and another tensor, and results on the way back."""
+    """All of PSUM, a tile per bank: for each job under way x and another tensor, and results on the way back."""
 
     x: list[nl.NkiTensor]
     other: list[nl.NkiTensor]

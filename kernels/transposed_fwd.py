@@ -49,7 +49,7 @@ from nki_bn.kernels.transposed_blocks import (
     turned_part,
 )
 from nki_bn.kernels.transposed_layout import piece_widths
-from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of, odd_one, run_steps, steps_of
+from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of, run_steps, steps_of
 
 
 def transposed_forward(tensors: ForwardTensors, plan: TransposedForwardPlan, momentum: float, eps: float) -> None:

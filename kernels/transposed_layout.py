@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ``transposed`` strategy lays data out: rows as they lie in memory, cut into blocks of channels.
 
-An example is a row of C*S contiguous elements. Slots hold rows, batch on partitions: some tiles of up to 128 batches, some
-positions of all channels of a group. The Tensor engine turns one tile of a block of channels at a time, so that
+An example is a row of C*S contiguous elements. Slots hold rows, batch on partitions: some tiles of up to 128 batches,
+some positions of all channels of a group. The Tensor engine turns one tile of a block of channels at a time, so that
 channels lie on partitions where per-channel work is done, and turns the results back.
 """
 

@@ -2,10 +2,10 @@
 """The order of work of the ``transposed`` strategy: a flat list of steps, made before anything is issued.
 
 The data of one group of channels in one slot is a visit. The jobs of a visit, one per block of channels: "mask" puts
-the ReLU's mask on dy, "first" adds up, "second" makes results and stores them; "turn" stands between the last "first" and
-the first "second" of a group. A job runs in three stages, and each step starts one job, continues the one before and
-finishes the one before that, so that engines that wait for each other within a job have work of others. A job that needs
-another to be finished comes at least three steps later; "idle" steps keep that distance where no other job does.
+the ReLU's mask on dy, "first" adds up, "second" makes results and stores them; "turn" stands between the last "first"
+and the first "second" of a group. A job runs in three stages, and each step starts one job, continues the one before
+and finishes the one before that, so that engines that wait for each other within a job have work of others. A job that
+needs another to be finished comes at least three steps later; "idle" steps keep that distance where no job does.
 """
 
 from dataclasses import dataclass

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident
+from nki_bn.transposed_planner import SHORT_ROW, Candidate, best_transposed, descriptors_us
+
+# What a prediction must stay below, as a share of another or of a lower bound: predictions err by about that much.
+MARGIN = 0.7
 
 
-def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
+def plan(problem: Problem) -> ForwardPlan | TransposedForwardPlan | BackwardPlan | ResidentPlan | TransposedPlan:
     """The plan of a forward or a backward pass.
 
     Raises:
@@ -24,8 +28,16 @@ def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
     raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
 
 
-def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
-    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF.
+def plan_forward(problem: ForwardProblem) -> ForwardPlan | TransposedForwardPlan:
+    """The plan of a forward pass: ``two_read``, or ``transposed`` for few positions if that is faster."""
+    plan, short = plan_two_read(problem), _transposed(problem)
+    if short is not None and short.predicted_us < MARGIN * descriptors_us(problem, plan):
+        return short.plan
+    return plan
+
+
+def plan_two_read(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
+    """The plan of a forward pass of strategy ``two_read``: the widest tiles that fit into SBUF.
 
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
@@ -42,10 +54,24 @@ def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> Forw
     return chosen
 
 
-def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
-    """The plan of a backward pass: the best layout of ``resident`` if one fits, else ``staged``."""
+def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan | TransposedPlan:
+    """The plan of a backward pass: the best layout of ``resident`` if one fits, else ``staged``.
+
+    For few positions ``transposed`` takes their place if it is faster.
+    """
     best = best_resident(problem) if problem.count else None
-    return plan_staged(problem) if best is None else best.plan
+    plan = plan_staged(problem) if best is None else best.plan
+    short = _transposed(problem)
+    if short is not None:
+        other = descriptors_us(problem, plan) if best is None else best.predicted_us
+        if short.predicted_us < MARGIN * other:
+            return short.plan
+    return plan
+
+
+def _transposed(problem: ForwardProblem | BackwardProblem) -> Candidate | None:
+    """The best layout of ``transposed``, for problems that it is considered for."""
+    return best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``transposed`` strategy: candidates, and a closed form of the timing model to rank them."""
+"""Choosing the layout of the ``transposed`` strategy: candidates, ranked by a closed form of the timing model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from nki_bn.hardware import Cost, load_target, load_timing
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, TransposedForwardPlan, TransposedPlan
@@ -30,17 +32,17 @@ PARTITIONS = 128
 TIMED = "trn2"
 # Blocks of channels per group that are tried.
 GROUP_BLOCKS = (1, 2, 4, 8, 16)
-# Slots besides those of one group. With fewer than the last, a load waits for the way of a store out and its own way in.
+# Slots besides those of one group: with fewer, loads wait for stores all the time.
 SPARE_SLOTS = (16, 8, 4)
 # Slots of a ring whose data is read again.
 RELOAD_SLOTS = (8, 6, 4, 2)
-# Up to so many positions a slot holds all of them: their runs in memory are long then, where tiles are of fewer batches.
+# Up to so many positions a slot holds all of them: long runs in memory are worth tiles of fewer batches.
 WHOLE_ROW = 64
 # A sum adds up one partial per chunk by one instruction: at most as many as the columns of a chunk may be.
 MOST_CHUNKS = 2048
 
-Problem = BackwardProblem | ForwardProblem
-Plan = TransposedPlan | TransposedForwardPlan
+Problem: TypeAlias = BackwardProblem | ForwardProblem
+Plan: TypeAlias = TransposedPlan | TransposedForwardPlan
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ def best_transposed(problem: Problem, sbuf_bytes: int | None = None) -> Candidat
         return None
     budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
     for reload in (False, True):
-        fitting = (plan for layout in layouts(problem, reload) if (plan := plan_of(problem, layout)).sbuf_bytes <= budget)
+        fitting = (
+            plan for layout in layouts(problem, reload) if (plan := plan_of(problem, layout)).sbuf_bytes <= budget
+        )
         ranked = [Candidate(plan, predicted_us(problem, plan)) for plan in fitting]
         if ranked:
             return min(ranked, key=lambda candidate: candidate.predicted_us)
@@ -123,37 +127,42 @@ def ring_sizes(chunks: int, groups: int, reload: bool) -> list[int]:
 def predicted_us(problem: Problem, plan: Plan) -> float:
     """Modelled time of a plan in microseconds: the busiest engine, phase by phase, and the ends of the pipeline.
 
-    The first group is loaded and added up alone, the last one stored alone; between them both phases share the engines. A
-    turn holds Vector for its chain of dependent steps.
+    The first group is loaded and added up alone, the last one stored alone; between them both phases share the engines.
+    A turn holds Vector for its chain of dependent steps.
     """
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    chunks = row_chunks(extent, plan.tiles, plan.positions, plan.dtype)
+    costs = [ChunkCost.of(problem, plan, chunk) for chunk in row_chunks(extent, plan.tiles, plan.positions, plan.dtype)]
     blocks = ceil_div(extent.channels, block_size(plan.shape, plan.split, plan.cores))
     groups = ceil_div(blocks, plan.group_blocks)
-    costs = [ChunkCost.of(problem, plan, chunk) for chunk in chunks]
-    # Of all groups together; a last group may be smaller.
-    share = blocks / groups
-    spare = plan.slots if plan.reload else plan.slots - len(chunks)
-    least = [(ROUND_NS + cost.first.chain + cost.second.chain) / max(spare, 1) for cost in costs]
-    if not plan.reload and plan.slots == groups * len(chunks):
-        least = [0.0] * len(chunks)
-    once = least if plan.reload else [0.0] * len(chunks)
-    first = sum(max(share * cost.first.alone, cost.load, wait) for cost, wait in zip(costs, once, strict=True))
-    second = sum(
-        max(share * cost.second.alone, cost.store + plan.reload * cost.load, wait)
-        for cost, wait in zip(costs, once, strict=True)
-    )
-    both = sum(
-        max(share * (cost.first + cost.second).busiest, cost.load + cost.store, wait)
-        for cost, wait in zip(costs, least, strict=True)
-    )
+    share = blocks / groups  # blocks of an average group
+    waits = [slot_wait(plan, cost, groups * len(costs), len(costs)) for cost in costs]
+    first, second, both = (sum(phase) for phase in zip(*map(partial(_phases, plan, share), costs, waits), strict=True))
     ends = START_NS + END_NS + costs[0].load + costs[0].first.chain + costs[-1].second.chain
     if not plan.training:
         return float(groups * both + ends) / 1000
-    turn = turn_ns(plan, share)
     if plan.reload:
-        return float(groups * (first + second + turn) + ends) / 1000
-    return float(first + (groups - 1) * both + second + groups * turn + ends) / 1000
+        return float(groups * (first + second + turn_ns(plan, share)) + ends) / 1000
+    return float(first + (groups - 1) * both + second + groups * turn_ns(plan, share) + ends) / 1000
+
+
+def _phases(plan: Plan, blocks: float, cost: ChunkCost, wait: float) -> tuple[float, float, float]:
+    """ns of a chunk of so many blocks in the first phase alone, in the second alone, and in both together."""
+    alone = wait if plan.reload else 0.0
+    again = cost.load if plan.reload else 0.0
+    return (
+        max(blocks * cost.first.alone, cost.load, alone),
+        max(blocks * cost.second.alone, cost.store + again, alone),
+        max(blocks * (cost.first + cost.second).busiest, cost.load + cost.store, wait),
+    )
+
+
+def slot_wait(plan: Plan, cost: ChunkCost, visits: int, chunks: int) -> float:
+    """ns between two loads, at least, for slots that have to be emptied first."""
+    spare = plan.slots if plan.reload else plan.slots - chunks
+    if plan.slots >= visits:
+        return 0.0
+    round_trip: float = ROUND_NS + cost.first.chain + cost.second.chain
+    return round_trip / max(spare, 1)
 
 
 # From the model's own latencies: parameters and the first load's way; the last store, and the sums after it.
@@ -230,7 +239,7 @@ class ChunkCost:
 
 
 def backward_jobs(problem: Problem, plan: TransposedPlan, chunk: RowChunk) -> tuple[Load, Load]:
-    """"first" (with the mask) and "second" of a block of a chunk."""
+    """ "first" (with the mask) and "second" of a block of a chunk."""
     columns, timing = chunk.columns(), load_timing(TIMED)
     vector, scalar, turn = timing.vector, timing.scalar, tensor_ns(problem, columns)
     two_tiles = vector_ns(vector.scalar_tensor_tensor, columns)
@@ -262,7 +271,7 @@ def mask_job(problem: Problem, plan: TransposedPlan, chunk: RowChunk) -> Load:
 
 
 def forward_jobs(problem: Problem, plan: TransposedForwardPlan, chunk: RowChunk) -> tuple[Load, Load]:
-    """"first" and "second" of a block of a chunk."""
+    """ "first" and "second" of a block of a chunk."""
     columns = chunk.columns()
     vector, scalar, turn = load_timing(TIMED).vector, load_timing(TIMED).scalar, tensor_ns(problem, columns)
     pieces = ceil_div(columns, load_target(TIMED).bn_stats_columns)
@@ -299,7 +308,7 @@ def tensor_ns(problem: Problem, columns: int) -> float:
     """ns that Tensor takes to turn so many columns."""
     tensor = load_timing(TIMED).tensor
     cost = tensor.transpose_float32 if problem.dtype == "float32" else tensor.transpose
-    tiles = ceil_div(columns, PARTITIONS)
+    tiles: int = ceil_div(columns, PARTITIONS)
     return columns * cost.cycles / load_timing(TIMED).clock.tensor + tiles * cost.occupancy
 
 
@@ -314,17 +323,27 @@ def dma_ns(problem: Problem, plan: Plan, chunk: RowChunk) -> float:
     lanes = min(chunk.rows, timing.dma.partitions_per_engine)
     engine: float = lanes * (runs * timing.dma.descriptor + nbytes / timing.dma.rate)
     rate = timing.hbm.pair / 2 if problem.lnc == 2 else timing.roofline.peak
-    return max(engine, chunk.rows * nbytes / rate)
+    shared: float = chunk.rows * nbytes / rate
+    return max(engine, shared)
 
 
 def descriptors_us(problem: Problem, plan: BackwardPlan | ForwardPlan) -> float:
     """The least time in microseconds that the DMA engines need for a plan with channels on partitions.
 
-    Such a plan moves runs of S elements. dy, x and dx, or x and y, pass once at least.
+    Such a plan moves runs of S elements, and what is asked for passes once at least.
     """
     dma = load_timing(TIMED).dma
-    tensors = 3 if isinstance(problem, BackwardProblem) else 2
     lanes = min(problem.channels, PARTITIONS) * plan.bands
     engines = min(ceil_div(lanes, dma.partitions_per_engine), dma.engines)
-    runs = ceil_div(problem.batch * problem.channels, problem.lnc)
-    return tensors * runs / engines * (dma.descriptor + problem.spatial * problem.itemsize / dma.rate) / 1000
+    runs: int = ceil_div(problem.batch * problem.channels, problem.lnc)
+    run = dma.descriptor + problem.spatial * problem.itemsize / dma.rate
+    return float(_tensors(problem) * runs / engines * run) / 1000
+
+
+def _tensors(problem: Problem) -> int:
+    """How many tensors like x a pass moves at least: x and y, or dy, x if it is used, and dx if it is needed."""
+    if isinstance(problem, ForwardProblem):
+        return 2
+    dx = "dx" in problem.need
+    x = (dx and problem.training) or "dgamma" in problem.need or problem.relu == "recompute"
+    return 1 + x + dx

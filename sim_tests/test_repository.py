@@ -43,7 +43,7 @@ LAYERS = (
     ("nki_bn.cases", "nki_bn.tolerances", "nki_bn.synchronised_reference"),
     ("nki_bn.comparison",),
     ("nki_bn.kernels",),
-    ("nki_bn.resident_planner",),
+    ("nki_bn.resident_planner", "nki_bn.transposed_planner"),
     ("nki_bn.planner", "nki_bn.execute"),
     ("nki_bn.requests",),
     ("nki_bn.ops",),

@@ -9,11 +9,12 @@ from typing import TypeAlias
 from nki_bn import planner
 from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident
+from nki_bn.transposed_planner import best_transposed
 
-Plan: TypeAlias = BackwardPlan | ResidentPlan | ForwardPlan
+Plan: TypeAlias = BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | TransposedForwardPlan
 
 PLANNED = "planned"
 BASELINES = ("staged", "two_read")
@@ -21,7 +22,7 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", PLANNED)
+    return ("staged", "resident", "transposed", PLANNED) if op == "bwd" else ("two_read", "transposed", PLANNED)
 
 
 def problem_of(case: Case) -> Problem:
@@ -73,9 +74,16 @@ def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
     return best.plan
 
 
+def _transposed(problem: Problem, sbuf_bytes: int) -> Plan:
+    assert isinstance(problem, BackwardProblem | ForwardProblem), "transposed is a strategy of forward and backward"
+    best = best_transposed(problem, sbuf_bytes)
+    assert best is not None, f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition"
+    return best.plan
+
+
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, ForwardProblem), "two_read is a strategy of the forward"
-    return planner.plan_forward(problem, sbuf_bytes)
+    return planner.plan_two_read(problem, sbuf_bytes)
 
 
 def extents(problem: Problem) -> tuple[int, int, int]:
@@ -83,4 +91,9 @@ def extents(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.channels, problem.spatial
 
 
-_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {
+    "staged": _staged,
+    "resident": _resident,
+    "transposed": _transposed,
+    "two_read": _two_read,
+}
