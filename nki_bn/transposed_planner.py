@@ -158,7 +158,7 @@ def _phases(plan: Plan, blocks: float, cost: ChunkCost, wait: float) -> tuple[fl
 
 def slot_wait(plan: Plan, cost: ChunkCost, visits: int, chunks: int) -> float:
     """ns between two loads, at least, for slots that have to be emptied first."""
-    spare = plan.slots if plan.reload else plan.slots - chunks
+    spare: int = plan.slots if plan.reload else plan.slots - chunks
     if plan.slots >= visits:
         return 0.0
     round_trip: float = ROUND_NS + cost.first.chain + cost.second.chain
