@@ -19,7 +19,7 @@ from nki_bn.kernels.transposed_layout import block_size, row_chunks
 from nki_bn.problem import Problem
 
 # What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.
-_BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+_BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 150, 600, 2500)
 _POSITIONS = (9, 49, 121, 361, 2209, 5000, 10000)
 # Fewer values of a channel say little about its sums.
 _LEAST_VALUES = 64
