@@ -21,6 +21,7 @@ from nki_bn.kernels.columns import (
     GAMMA,
     MEAN,
     SCRATCH,
+    SHIFT,
     VAR,
     column,
     load_column,
@@ -28,7 +29,7 @@ from nki_bn.kernels.columns import (
     scale_and_shift,
     split_mean,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation, stopped
+from nki_bn.kernels.elementwise import passed, pre_activation, scaled, stopped
 from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core, writes_columns
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
 from nki_bn.kernels.plan import TransposedForwardPlan, allocate
@@ -184,17 +185,18 @@ def add_moments(work: TransposedForward, step: Step, at: int, rows: Rows) -> Non
     """bn_stats on the pieces of a block; after its last chunk, mean and variance of its channels."""
     x = turned_part(work.banks.x, at, rows)
     pieces = moments_at(work, work.pieces, step, rows.count)
-    groups = moments_at(work, work.groups, step, rows.count)
     piece = len(piece_widths(work.ground.chunks[0 : step.chunk]))
     column_of_piece = 0
     while column_of_piece < rows.chunk.columns():
         width = work.widths[piece]
         add_piece(pieces, x[:, nl.ds(column_of_piece, width)], piece)
-        close_group(pieces, groups, piece, piece == len(work.widths) - 1, columns_of_group(work.widths, piece))
+        if len(work.groups) > 0:
+            groups = moments_at(work, work.groups, step, rows.count)
+            close_group(pieces, groups, piece, piece == len(work.widths) - 1, columns_of_group(work.widths, piece))
         column_of_piece += width
         piece += 1
     if step.chunk == work.scope.chunks - 1:
-        finish_block(work, step, groups, rows.count)
+        finish_block(work, step, rows.count)
 
 
 def columns_of_group(widths: list[int], piece: int) -> int:
@@ -205,13 +207,17 @@ def columns_of_group(widths: list[int], piece: int) -> int:
     return total
 
 
-def finish_block(work: TransposedForward, step: Step, groups: nl.NkiTensor, lanes: int) -> None:
-    """Mean and variance columns of a block, over all its groups of pieces and both cores."""
+def finish_block(work: TransposedForward, step: Step, lanes: int) -> None:
+    """Mean and variance columns of a block, over its pieces, or groups of them where there are many, and both cores."""
     extent = work.ground.extent
     columns = block_columns(work.ground, step.block)
     parts = work.parts[step.block % 2][0:lanes, :]
-    count = extent.batches * extent.length
-    finish_moments(columns, groups, parts, len(work.widths), lanes, 1, count)
+    if len(work.groups) > 0:
+        groups = moments_at(work, work.groups, step, lanes)
+        finish_moments(columns, groups, parts, len(work.widths), lanes, 1, extent.batches * extent.length)
+    else:
+        pieces = moments_at(work, work.pieces, step, lanes)
+        nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1, 0], data=pieces[:, 0 : 6 * len(work.widths)])
     if work.plan.split == "batch":
         exchange_moments(columns, parts, values_per_core(work.tensors, work.plan))
 
@@ -231,12 +237,18 @@ def turn(work: TransposedForward, step: Step) -> None:
 def normalise(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:
     """y of a block, turned, through the ReLU if there is one, and its mask; a NaN stays a NaN."""
     plan = work.plan
+    columns = block_columns(work.ground, step.block)
+    x = turned_part(work.banks.x, at, rows)
+    value = turned_part(work.wide, at, rows)
+    y = turned_part(work.narrow, at, rows)
+    if not plan.relu and not plan.residual:
+        scaled(value, x, columns)
+        nisa.activation(dst=y, op=nl.copy, data=value, bias=column(columns, SHIFT))
+        return
     residual = None
     if plan.residual:
         residual = turned_part(work.banks.other, at, rows)
-    value = turned_part(work.wide, at, rows)
-    y = turned_part(work.narrow, at, rows)
-    pre_activation(value, turned_part(work.banks.x, at, rows), residual, block_columns(work.ground, step.block))
+    pre_activation(value, x, residual, columns)
     if plan.need_mask:
         passed(turned_part(work.gate, at, rows), value)
     if plan.relu:

@@ -205,7 +205,8 @@ def transposed_forward_plan(
         buffers.append(Buffer("gate", STAGES, size.columns, dtype))
     if training:
         buffers.append(Buffer("pieces", 2 * size.group_blocks, 6 * min(size.pieces, GROUP_PIECES), nl.float32))
-        buffers.append(Buffer("groups", 2 * size.group_blocks, 3 * ceil_div(size.pieces, GROUP_PIECES), nl.float32))
+        if size.pieces > GROUP_PIECES:
+            buffers.append(Buffer("groups", 2 * size.group_blocks, 3 * ceil_div(size.pieces, GROUP_PIECES), nl.float32))
         # One triple per core.
         buffers.append(Buffer("parts", 2, 6, nl.float32))
     if relu:

@@ -174,7 +174,7 @@ ROUND_NS = 5500.0
 STEP_NS = 230.0
 # Such steps in a turn: for all blocks of a group together, and for each block on its own.
 BACKWARD_STEPS = (11, 0)
-FORWARD_STEPS = (24, 8)
+FORWARD_STEPS = (24, 2)
 
 
 def turn_ns(plan: Plan, blocks: float) -> float:
@@ -197,7 +197,8 @@ class Load:
     shared: float = 0.0
 
     def __add__(self, other: Load) -> Load:
-        return Load(self.vector + other.vector, self.scalar + other.scalar, self.tensor + other.tensor)
+        shared = self.shared + other.shared
+        return Load(self.vector + other.vector, self.scalar + other.scalar, self.tensor + other.tensor, shared)
 
     @property
     def busiest(self) -> float:
@@ -239,7 +240,7 @@ class ChunkCost:
 
 
 def backward_jobs(problem: Problem, plan: TransposedPlan, chunk: RowChunk) -> tuple[Load, Load]:
-    """ "first" (with the mask) and "second" of a block of a chunk."""
+    """The jobs "first" (with the mask) and "second" of a block of a chunk."""
     columns, timing = chunk.columns(), load_timing(TIMED)
     vector, scalar, turn = timing.vector, timing.scalar, tensor_ns(problem, columns)
     two_tiles = vector_ns(vector.scalar_tensor_tensor, columns)
@@ -265,26 +266,31 @@ def mask_job(problem: Problem, plan: TransposedPlan, chunk: RowChunk) -> Load:
     if problem.relu == "mask":
         return Load(selected, 0.0, 0.0)
     turn = tensor_ns(problem, columns)
-    made = vector_ns(vector.psum, columns) + 2 * vector_ns(vector.plain, columns) + 2 * vector.pointer.occupancy
+    made = pointed_ns(vector.psum, columns) + pointed_ns(vector.plain, columns) + vector_ns(vector.plain, columns)
     back = scalar_ns(scalar.copy_psum, copied_columns(problem, plan, chunk))
     return Load(selected + made, back, (2 + problem.residual) * turn)
 
 
 def forward_jobs(problem: Problem, plan: TransposedForwardPlan, chunk: RowChunk) -> tuple[Load, Load]:
-    """ "first" and "second" of a block of a chunk."""
+    """The jobs "first" and "second" of a block of a chunk."""
     columns = chunk.columns()
     vector, scalar, turn = load_timing(TIMED).vector, load_timing(TIMED).scalar, tensor_ns(problem, columns)
     pieces = ceil_div(columns, load_target(TIMED).bn_stats_columns)
-    first = Load(vector_ns(vector.bn_stats, columns) + (pieces - 1) * vector.bn_stats.occupancy, 0.0, turn)
-    value = vector_ns(vector.psum, columns) + 2 * vector.pointer.occupancy + vector_ns(vector.plain, columns)
+    first = Load(0.0, 0.0, 0.0)
+    if plan.training:
+        first = Load(vector_ns(vector.bn_stats, columns) + (pieces - 1) * vector.bn_stats.occupancy, 0.0, turn)
+    value, shift = pointed_ns(vector.psum, columns), pointed_ns(vector.plain, columns)
     back = scalar_ns(scalar.copy_psum, copied_columns(problem, plan, chunk))
     second = Load(value, back, (2 + plan.residual) * turn)
+    if not plan.relu and not plan.residual:
+        return first, second + Load(0.0, scalar_ns(scalar.activation, columns), 0.0)
+    second += Load(shift, 0.0, 0.0)
     if not plan.relu:
         return first, second + Load(0.0, scalar_ns(scalar.activation, columns), 0.0)
     second += Load(vector_ns(vector.plain, columns) + vector_ns(vector.predicated, columns), 0.0, 0.0)
     if plan.need_mask:
         second += Load(vector_ns(vector.plain, columns), back, turn)
-    return first if plan.training else Load(0.0, 0.0, 0.0), second
+    return first, second
 
 
 def copied_columns(problem: Problem, plan: Plan, chunk: RowChunk) -> int:
@@ -297,6 +303,11 @@ def copied_columns(problem: Problem, plan: Plan, chunk: RowChunk) -> int:
 def vector_ns(cost: Cost, columns: int) -> float:
     """ns that Vector is busy with an instruction."""
     return columns * cost.cycles / load_timing(TIMED).clock.vector + cost.occupancy
+
+
+def pointed_ns(cost: Cost, columns: int) -> float:
+    """The same with operands of one value per partition."""
+    return vector_ns(replace(cost, occupancy=load_timing(TIMED).vector.pointer.occupancy), columns)
 
 
 def scalar_ns(cost: Cost, columns: int) -> float:

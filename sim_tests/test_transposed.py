@@ -281,6 +281,12 @@ def test_rows_take_less_than_100_us_and_their_bytes(problem: Problem) -> None:
     assert figures.time_us < 100 and figures.hbm_bytes <= 1.02 * minimum_bytes(problem)
 
 
+def test_the_forward_takes_no_longer_than_the_backward() -> None:
+    for shape in ((4096, 1024), (1024, 512, 4)):
+        forward, backward = (modelled(kind(shape, "bfloat16")).time_us for kind in (ForwardProblem, BackwardProblem))
+        assert forward <= backward
+
+
 def test_what_does_not_fit_is_read_twice() -> None:
     """dy and x twice, dx once: 20 bytes per element of float32."""
     problem = BackwardProblem((1 << 16, 64), "float32", lnc=1)
