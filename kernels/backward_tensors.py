@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class BackwardTensors(nl.NKIObject):
     dresidual: nl.NkiTensor
 
 
-def needs_input_sums(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_input_sums(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether dx needs the sums over the data."""
     return plan.training and plan.need_dx
 
 
-def needs_products(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_products(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether the sum of dy'*(x - hi) is used."""
     return plan.need_dgamma or needs_input_sums(plan)
 
 
-def needs_sums(plan: BackwardPlan | ResidentPlan) -> bool:
+def needs_sums(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether any of the two sums is used."""
     return plan.need_dbeta or needs_products(plan)

@@ -7,11 +7,12 @@ import nki
 import nki.language as nl
 
 from nki_bn.kernels.backward_tensors import BackwardTensors
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
 from nki_bn.kernels.resident_bwd import resident_gradients
 from nki_bn.kernels.sizing import staged_plan
 from nki_bn.kernels.staged_bwd import staged_gradients
 from nki_bn.kernels.tiling import check_made_for, flattened, output
+from nki_bn.kernels.transposed_bwd import transposed_gradients
 
 
 @nki.jit
@@ -25,7 +26,7 @@ def batch_norm_bwd(
     eps: float = 1e-5,
     fuse_relu: bool = False,
     relu_mask: nl.NkiTensor | None = None,
-    plan: BackwardPlan | ResidentPlan | None = None,
+    plan: BackwardPlan | ResidentPlan | TransposedPlan | None = None,
     residual: nl.NkiTensor | None = None,
 ) -> Any:
     """Gradients of batch norm, optionally through a fused ReLU.
@@ -82,6 +83,8 @@ def batch_norm_bwd(
     count = batch * depth * height * width
     if plan.strategy == "resident" or plan.strategy == "reread":
         resident_gradients(tensors, flat, plan, eps, count)
+    elif plan.strategy == "transposed":
+        transposed_gradients(tensors, plan, eps, count)
     else:
         staged_gradients(tensors, flat, plan, eps, count)
     if plan.need_dresidual:
@@ -124,7 +127,7 @@ def relu_mode_of(fuse_relu: bool, relu_mask: nl.NkiTensor | None, dy: nl.NkiTens
     return "mask"
 
 
-def check_plan(plan: BackwardPlan | ResidentPlan, relu: str, with_residual: bool) -> None:
+def check_plan(plan: BackwardPlan | ResidentPlan | TransposedPlan, relu: str, with_residual: bool) -> None:
     """The plan is one for these arguments."""
     assert plan.relu == relu, f"the plan is made for relu {plan.relu}, the arguments ask for {relu}"
     assert plan.residual == with_residual, (

@@ -33,9 +33,10 @@ from nki_bn.kernels.forward_phases import (
     update_running,
     writes_columns,
 )
-from nki_bn.kernels.plan import ForwardPlan
+from nki_bn.kernels.plan import ForwardPlan, TransposedForwardPlan
 from nki_bn.kernels.sizing import two_read_plan
 from nki_bn.kernels.tiling import check_made_for, flattened, output, tiles_ahead, tiles_of
+from nki_bn.kernels.transposed_fwd import transposed_forward
 
 
 @nki.jit
@@ -51,7 +52,7 @@ def batch_norm_fwd(
     momentum: float = 0.1,
     eps: float = 1e-5,
     fuse_relu: bool = False,
-    plan: ForwardPlan | None = None,
+    plan: ForwardPlan | TransposedForwardPlan | None = None,
 ) -> Any:
     """Normalise, scale and shift; add a residual and apply a ReLU if asked.
 
@@ -115,9 +116,12 @@ def batch_norm_fwd(
         running_mean_out,
         running_var_out,
     )
-    work = allocate_work(flat, plan)
-    for i in range(work.share.first, work.share.last):
-        normalise(tensors, work, i, momentum, eps)
+    if plan.strategy == "transposed":
+        transposed_forward(tensors, plan, momentum, eps)
+    else:
+        work = allocate_work(flat, plan)
+        for i in range(work.share.first, work.share.last):
+            normalise(tensors, work, i, momentum, eps)
     return y, mean_out, var_out, running_mean_out, running_var_out, mask
 
 

@@ -26,7 +26,7 @@ from nki_bn.kernels.columns import (
     scale_and_shift,
     split_mean,
 )
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
 
 # Steps that derive the columns of a block.
 BLOCK_STEPS = ROOT_STEPS + 1
@@ -48,7 +48,7 @@ class Block(nl.NKIObject):
     flag: nl.NkiTensor
 
 
-def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, block: Block) -> None:
+def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block) -> None:
     """Load the columns of a block, and split the mean: phase 1 needs hi."""
     load_row(block, MEAN, tensors.means, plan)
     load_row(block, VAR, tensors.variances, plan)
@@ -58,7 +58,7 @@ def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, bloc
     split_mean(block.columns)
 
 
-def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | ResidentPlan) -> None:
+def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | ResidentPlan | TransposedPlan) -> None:
     """One value per channel, from a [C] or [C, 1] tensor; for ``resident`` past the queue of the elements."""
     rows = source.slice(0, block.channel, block.channel + block.sets * block.channels)
     bands = block.lanes // block.channels
@@ -68,13 +68,13 @@ def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | R
         load_column_aside(block.columns, at, rows, bands, block.sets)
 
 
-def start_block(plan: BackwardPlan | ResidentPlan, block: Block, eps: float) -> None:
+def start_block(plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block, eps: float) -> None:
     """Derive from the columns of a block what does not depend on the sums."""
     for i in range(BLOCK_STEPS):
         block_step(plan, block, eps, i)
 
 
-def block_step(plan: BackwardPlan | ResidentPlan, block: Block, eps: float, number: int) -> None:
+def block_step(plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block, eps: float, number: int) -> None:
     """One of the ``BLOCK_STEPS`` steps of :func:`start_block`, each of which waits for the one before."""
     if number < ROOT_STEPS:
         root_step(block.columns, block.flag, eps, number)
@@ -95,27 +95,27 @@ def set_columns(block: Block, number: int, sets: int = 1) -> nl.NkiTensor:
     return block.columns[:, :, nl.ds(number - block.first, sets)]
 
 
-def shares_channels(plan: BackwardPlan | ResidentPlan) -> bool:
+def shares_channels(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
     """Whether both cores have a part of every channel."""
     return plan.split == "batch" or plan.split == "spatial"
 
 
-def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan, block: Block) -> None:
+def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block) -> None:
     """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
     if shares_channels(plan) and nl.program_id(0) != 0:
         return
     if plan.need_dbeta:
-        store_column(tensors.dbeta, block, SUMS, plan)
+        store_column(tensors.dbeta, block, SUMS, plan.strategy != "staged")
     if plan.need_dgamma:
-        store_column(tensors.dgamma, block, DGAMMA, plan)
+        store_column(tensors.dgamma, block, DGAMMA, plan.strategy != "staged")
 
 
-def store_column(tensor: nl.NkiTensor, block: Block, at: int, plan: BackwardPlan | ResidentPlan) -> None:
-    """One value per channel to a [C, 1] tensor; for ``resident`` past the queue of the elements."""
+def store_column(tensor: nl.NkiTensor, block: Block, at: int, aside: bool) -> None:
+    """One value per channel to a [C, 1] tensor; ``aside``: triggered by Scalar, past the queue of the elements."""
     rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
     view = rows.reshape((block.sets, block.channels)).permute((1, 0))
     values = column(block.columns, at)[0 : block.channels, :]
-    if plan.strategy == "staged":
-        nisa.dma_copy(dst=view, src=values)
-    else:
+    if aside:
         nisa.dma_copy(dst=view, src=values, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=view, src=values)

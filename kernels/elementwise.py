@@ -10,8 +10,8 @@ import nki.language as nl
 from nki_bn.kernels.columns import HI, SCALE, SHIFT, column
 
 
-def pre_activation(dst: nl.NkiTensor, x: nl.NkiTensor, residual: nl.NkiTensor | None, columns: nl.NkiTensor) -> None:
-    """dst = (x - hi)*scale + shift [+ residual], in float32: the value under the ReLU, before rounding."""
+def scaled(dst: nl.NkiTensor, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
+    """dst = (x - hi)*scale, in float32."""
     nisa.tensor_scalar(
         dst=dst,
         data=x,
@@ -20,6 +20,11 @@ def pre_activation(dst: nl.NkiTensor, x: nl.NkiTensor, residual: nl.NkiTensor | 
         op1=nl.multiply,
         operand1=column(columns, SCALE),
     )
+
+
+def pre_activation(dst: nl.NkiTensor, x: nl.NkiTensor, residual: nl.NkiTensor | None, columns: nl.NkiTensor) -> None:
+    """dst = (x - hi)*scale + shift [+ residual], in float32: the value under the ReLU, before rounding."""
+    scaled(dst, x, columns)
     shift = column(columns, SHIFT)
     if residual == None:
         nisa.tensor_scalar(dst=dst, data=dst, op0=nl.add, operand0=shift)

@@ -21,7 +21,7 @@ from nki_bn.kernels.columns import (
 )
 from nki_bn.kernels.elementwise import passed, pre_activation, stopped
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
-from nki_bn.kernels.plan import ForwardPlan, allocate
+from nki_bn.kernels.plan import ForwardPlan, TransposedForwardPlan, allocate
 from nki_bn.kernels.sizing import CHUNK_COLUMNS
 from nki_bn.kernels.tiling import (
     Chunk,
@@ -147,7 +147,7 @@ def make_statistics(tensors: ForwardTensors, work: ForwardWork, group: ChannelTi
         exchange_moments(group.columns, parts, values_per_core(tensors, plan))
 
 
-def values_per_core(tensors: ForwardTensors, plan: ForwardPlan) -> tuple[int, int]:
+def values_per_core(tensors: ForwardTensors, plan: ForwardPlan | TransposedForwardPlan) -> tuple[int, int]:
     """Values per channel that core 0 and core 1 own; core 0 has the larger share."""
     batch, channels, spatial = tensors.x.shape
     if plan.split == "batch":
@@ -163,7 +163,7 @@ def load_statistics(tensors: ForwardTensors, group: ChannelTile) -> None:
     load_column(group.columns, VAR, tensors.variances[rows], place.bands)
 
 
-def writes_columns(plan: ForwardPlan) -> bool:
+def writes_columns(plan: ForwardPlan | TransposedForwardPlan) -> bool:
     """Whether this core writes the results that have one value per channel."""
     shared = plan.split == "batch" or plan.split == "spatial"
     return not shared or nl.program_id(0) == 0

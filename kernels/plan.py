@@ -148,6 +148,76 @@ class ForwardPlan(nl.NKIObject):
     sbuf_bytes: int
 
 
+@dataclass(frozen=True)
+class TransposedPlan(nl.NKIObject):
+    """A backward launch of the strategy ``transposed``.
+
+    Attributes:
+        strategy: "transposed".
+        shape, dtype, cores: as in :class:`BackwardPlan`.
+        split: what the two cores of LNC 2 divide: "none", "channel" or "batch".
+        group_blocks: blocks of 128 channels that are worked on together.
+        tiles, positions: a slot holds so many tiles of up to 128 batches, with so many positions of every channel.
+        slots: number of slots.
+        reload: phase 2 reads the data again; else it stays in the slots.
+        relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.
+        buffers: the one list of what is allocated in SBUF.
+        sbuf_bytes: total of that list per partition.
+    """
+
+    strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
+    split: str
+    group_blocks: int
+    tiles: int
+    positions: int
+    slots: int
+    reload: bool
+    relu: str
+    residual: bool
+    training: bool
+    folded: bool
+    need_dx: bool
+    need_dgamma: bool
+    need_dbeta: bool
+    need_dresidual: bool
+    buffers: tuple[Buffer, ...]
+    sbuf_bytes: int
+
+
+@dataclass(frozen=True)
+class TransposedForwardPlan(nl.NKIObject):
+    """A forward launch of the strategy ``transposed``.
+
+    Attributes:
+        strategy, shape, dtype, cores, split, group_blocks, tiles, positions, slots, reload: as in
+            :class:`TransposedPlan`.
+        relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
+        buffers: the one list of what is allocated in SBUF.
+        sbuf_bytes: total of that list per partition.
+    """
+
+    strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
+    split: str
+    group_blocks: int
+    tiles: int
+    positions: int
+    slots: int
+    reload: bool
+    relu: bool
+    residual: bool
+    training: bool
+    need_y: bool
+    need_mask: bool
+    buffers: tuple[Buffer, ...]
+    sbuf_bytes: int
+
+
 def size_of(dtype: str) -> int:
     """Bytes of one element of a dtype that the kernels use."""
     if dtype == nl.float32:

@@ -17,7 +17,7 @@ from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
 if TYPE_CHECKING:
-    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 
 _DEFAULT_OPTIONS = RunOptions()
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
@@ -60,7 +60,9 @@ class BackwardInputs:
     residual: Array | None
 
 
-def run_forward(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan) -> tuple[Any, ...]:
+def run_forward(
+    inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan | TransposedForwardPlan
+) -> tuple[Any, ...]:
     """(y [B, C, D, H, W], mean, var, running_mean, running_var [C], relu_mask like y); None for what is not made."""
     # Imported here, so that the doctor can say which nki is in use even where a kernel does not import.
     from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd
@@ -74,7 +76,7 @@ def run_forward(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPla
 
 
 def run_backward(
-    inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan | ResidentPlan
+    inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan | ResidentPlan | TransposedPlan
 ) -> tuple[Array | None, ...]:
     """(dx [B, C, D, H, W], dgamma [C, 1], dbeta [C, 1]), and dresidual like dx if the plan needs it.
 

@@ -11,7 +11,14 @@ import numpy as np
 from nki_bn import execute
 from nki_bn.execute import ForwardInputs
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, total_bytes
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+    total_bytes,
+)
 from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem, Problem
 from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
@@ -53,7 +60,7 @@ def batch_norm_fwd(
     save_relu_mask: bool = True,
     lnc: int | None = None,
     target: str = "trn2",
-    plan: ForwardPlan | None = None,
+    plan: ForwardPlan | TransposedForwardPlan | None = None,
 ) -> BatchNormForward:
     """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
 
@@ -105,7 +112,7 @@ def batch_norm_bwd(
     precision: str = "high",
     lnc: int | None = None,
     target: str = "trn2",
-    plan: BackwardPlan | ResidentPlan | None = None,
+    plan: BackwardPlan | ResidentPlan | TransposedPlan | None = None,
 ) -> tuple[Array | None, ...]:
     """Gradients of batch norm. No input is written to, and none has to be contiguous.
 
@@ -143,11 +150,16 @@ def batch_norm_bwd(
     return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> BatchNormForward:
+def run_forward(request: ForwardRequest, plan: ForwardPlan | TransposedForwardPlan | None = None) -> BatchNormForward:
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
-    _check_plan(plan, (ForwardPlan,), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    _check_plan(
+        plan,
+        (ForwardPlan, TransposedForwardPlan),
+        problem,
+        asked | {"need_y": True, "need_mask": problem.relu == "mask"},
+    )
     if problem.count:
         y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:
@@ -158,12 +170,14 @@ def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> Bat
     return BatchNormForward._make((y, *statistics, mask))
 
 
-def run_backward(request: BackwardRequest, plan: BackwardPlan | ResidentPlan | None = None) -> tuple[Array | None, ...]:
+def run_backward(
+    request: BackwardRequest, plan: BackwardPlan | ResidentPlan | TransposedPlan | None = None
+) -> tuple[Array | None, ...]:
     """The outputs of a checked backward, in the caller's shapes; the fourth only if it is needed."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
     asked |= {"folded": problem.dtype != "float32"} | {f"need_{name}": name in problem.need for name in GRADIENTS}
-    _check_plan(plan, (BackwardPlan, ResidentPlan), problem, asked)
+    _check_plan(plan, (BackwardPlan, ResidentPlan, TransposedPlan), problem, asked)
     outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
     if problem.need and problem.count:
         outputs = execute.run_backward(inputs, problem, plan or plan_backward(problem))
@@ -200,7 +214,19 @@ def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dic
 
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
-    for field in ("bands", "f_tile", "interleave", "group_channels", "batch_bands", "space_bands", "chunk", "slots"):
+    for field in (
+        "bands",
+        "f_tile",
+        "interleave",
+        "group_channels",
+        "batch_bands",
+        "space_bands",
+        "chunk",
+        "slots",
+        "group_blocks",
+        "tiles",
+        "positions",
+    ):
         # Each strategy has some of them.
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:

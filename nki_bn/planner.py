@@ -12,11 +12,13 @@ from functools import lru_cache
 
 from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
+from nki_bn.pipeline import Prediction
 from nki_bn.predict import Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import resident_candidates
+from nki_bn.transposed_planner import SHORT_ROW, best_transposed
 
 # Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
 INSTRUCTIONS = 20_000
@@ -42,7 +44,7 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
     backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
     if isinstance(problem, ForwardProblem):
-        return (_predicted(plan_forward(problem)),)
+        return tuple(sorted([*_transposed(problem), _predicted(plan_two_read(problem))], key=_rank))
     if not isinstance(problem, BackwardProblem):
         raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
     found = _backward_candidates(replace(problem, need=OUTPUTS))
@@ -55,12 +57,13 @@ def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
     found = resident_candidates(problem) if problem.count else []
     if not found or fits(problem, _budget(problem, None)):
         found.append(_predicted(plan_staged(problem)))
+    found += _transposed(problem)
     return tuple(sorted(found, key=_rank))
 
 
 def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
-    """A plan that makes what the problem needs; ``resident`` allocates the same for all outputs."""
-    if not isinstance(chosen, ResidentPlan):
+    """A plan that makes what the problem needs; all but ``staged`` allocate the same for all outputs."""
+    if not isinstance(chosen, ResidentPlan | TransposedPlan):
         return plan_staged(problem)
     return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
 
@@ -75,8 +78,15 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     return over, prediction.instructions if over else prediction.ns
 
 
-def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
-    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF.
+def plan_forward(problem: ForwardProblem) -> ForwardPlan | TransposedForwardPlan:
+    """The plan of a forward pass: the candidate with the least predicted time."""
+    chosen = plan(problem)
+    assert isinstance(chosen, ForwardPlan | TransposedForwardPlan), "a forward problem has a forward plan"
+    return chosen
+
+
+def plan_two_read(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
+    """The plan of a forward pass of strategy ``two_read``: the widest tiles that fit into SBUF.
 
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
@@ -93,11 +103,19 @@ def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> Forw
     return chosen
 
 
-def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
-    """The plan of a backward pass: the candidate of ``resident`` or ``staged`` with the least predicted time."""
+def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan | TransposedPlan:
+    """The plan of a backward pass: the candidate with the least predicted time."""
     chosen = plan(problem)
-    assert not isinstance(chosen, ForwardPlan), "a backward problem has no forward plan"
+    assert isinstance(chosen, BackwardPlan | ResidentPlan | TransposedPlan), "a backward problem has a backward plan"
     return chosen
+
+
+def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
+    """The best layout of ``transposed``, for problems that it is considered for."""
+    best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
+    if best is None:
+        return []
+    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

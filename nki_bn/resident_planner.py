@@ -88,6 +88,16 @@ def resident_candidates(
     return sorted(found, key=lambda candidate: candidate.prediction.ns)
 
 
+def likely_resident(problem: BackwardProblem, sbuf_bytes: int, strategy: str = "resident") -> ResidentPlan | None:
+    """The layout that is the best by the closed form alone: quickly found, often not the fastest."""
+    target = load_target(problem.target)
+    if target.generation < 3:
+        return None
+    search = Search(problem, _budget(target, sbuf_bytes), strategy)
+    best = min(search.estimates(), key=lambda estimate: estimate.us, default=None)
+    return None if best is None else resident_plan(search.task, best.layout, strategy)
+
+
 def _budget(target: Target, sbuf_bytes: int | None) -> int:
     whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
     return whole - int(SBUF_SLACK_BYTES)

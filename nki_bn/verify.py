@@ -10,7 +10,7 @@ import numpy as np
 
 from nki_bn import execute, ops, reference, tolerances
 from nki_bn.comparison import Comparison, compare, compare_mask
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import GRADIENTS, Array, BackwardCase, ForwardCase, Problem, averaging_factor
 from nki_bn.reference import BackwardReference
@@ -122,7 +122,11 @@ def judge_gradients(
     )
 
 
-def arithmetic_of(problem: Problem, plan: ForwardPlan | BackwardPlan | ResidentPlan, options: RunOptions) -> Arithmetic:
+def arithmetic_of(
+    problem: Problem,
+    plan: ForwardPlan | TransposedForwardPlan | BackwardPlan | ResidentPlan | TransposedPlan,
+    options: RunOptions,
+) -> Arithmetic:
     """What decides the tolerances of a run; a device computes as the "trn2" mode does."""
     numerics = options.numerics if execute.which_nki().kind == "embedded" else "trn2"
     staged = any(buffer.name == "staged" for buffer in plan.buffers)

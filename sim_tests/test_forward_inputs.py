@@ -113,8 +113,12 @@ REFUSED = [
     ({"lnc": 2.0}, TypeError, "lnc must be an int, got float"),
     ({"target": "trn9"}, ValueError, "target 'trn9' is unknown; accepted: trn1"),
     ({"target": 2}, TypeError, "target must be a string, got int"),
-    ({"plan": "two_read"}, TypeError, "plan must be a ForwardPlan or None, got str"),
-    ({"plan": plan_staged(BackwardProblem(SHAPE, "float32"))}, TypeError, "a ForwardPlan or None, got BackwardPlan"),
+    ({"plan": "two_read"}, TypeError, "plan must be a ForwardPlan, a TransposedForwardPlan or None, got str"),
+    (
+        {"plan": plan_staged(BackwardProblem(SHAPE, "float32"))},
+        TypeError,
+        "a TransposedForwardPlan or None, got BackwardPlan",
+    ),
 ]
 
 

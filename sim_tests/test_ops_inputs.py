@@ -112,7 +112,7 @@ REFUSED = [
     ({"lnc": True}, TypeError, "lnc must be an int, got bool"),
     ({"target": "trn9"}, ValueError, "target 'trn9' is unknown; accepted: trn1"),
     ({"target": 2}, TypeError, "target must be a string, got int"),
-    ({"plan": "staged"}, TypeError, "plan must be a BackwardPlan, a ResidentPlan or None, got str"),
+    ({"plan": "staged"}, TypeError, "plan must be a BackwardPlan, a ResidentPlan, a TransposedPlan or None, got str"),
 ]
 
 

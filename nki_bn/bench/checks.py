@@ -12,14 +12,16 @@ from nki_bn import execute, ops, requests, verify
 from nki_bn.bench.strategies import sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.resident_layout import group_size, layout_of
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
+from nki_bn.kernels.transposed_layout import block_size, row_chunks
 from nki_bn.predict import Plan
 from nki_bn.problem import Problem
 
 # What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.
-_BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+_BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 150, 600, 2500)
 _POSITIONS = (9, 49, 121, 361, 2209, 5000, 10000)
 # Fewer values of a channel say little about its sums.
 _LEAST_VALUES = 64
@@ -80,7 +82,7 @@ def check(problem: Problem, plan: Plan) -> None:
     arithmetic = verify.arithmetic_of(problem, plan, verify.DEFAULT_OPTIONS)
     draw, lnc, target = Draw(problem.shape, problem.dtype, _MEAN), problem.lnc, problem.target
     with execute.simulation(verify.DEFAULT_OPTIONS):
-        if isinstance(plan, BackwardPlan | ResidentPlan):
+        if isinstance(plan, BackwardPlan | ResidentPlan | TransposedPlan):
             backward = draw.case(problem.relu, problem.training)
             gradients = ops.run_backward(requests.prepare_backward(backward, lnc=lnc, target=target), plan)
             rows = verify.judge_backward(backward, gradients, arithmetic)
@@ -96,7 +98,12 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
     """What decides which code of the kernels runs; equal for layers that differ in sizes alone."""
     switches = tuple(value for field in fields(plan) if isinstance(value := getattr(plan, field.name), str | bool))
     buffers = tuple(buffer.name for buffer in plan.buffers)
-    sizes = _resident_sizes(problem, plan) if isinstance(plan, ResidentPlan) else _tile_sizes(problem, plan)
+    if isinstance(plan, ResidentPlan):
+        sizes = _resident_sizes(problem, plan)
+    elif isinstance(plan, TransposedPlan | TransposedForwardPlan):
+        sizes = _transposed_sizes(problem, plan)
+    else:
+        sizes = _tile_sizes(problem, plan)
     return problem.dtype, problem.lnc, switches, buffers, *sizes
 
 
@@ -110,6 +117,20 @@ def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...
         plan.slots > size.chunks,  # the next group is loaded before this one is done
         ceil(problem.channels / problem.lnc) > plan.set_channels * plan.group_sets,
         plan.lane_bands * plan.set_channels == load_target(problem.target).partitions,
+    )
+
+
+def _transposed_sizes(problem: Problem, plan: TransposedPlan | TransposedForwardPlan) -> tuple[Hashable, ...]:
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    blocks = ceil(extent.channels / block_size(plan.shape, plan.split, plan.cores))
+    return (
+        min(problem.spatial, 2),
+        plan.positions < problem.spatial,
+        plan.tiles > 1,
+        len(row_chunks(extent, plan.tiles, plan.positions, plan.dtype)) > 1,
+        plan.group_blocks > 1,
+        blocks > plan.group_blocks,
+        extent.channels > load_target(problem.target).partitions,
     )
 
 

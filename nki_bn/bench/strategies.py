@@ -11,6 +11,7 @@ from nki_bn.hardware import load_target
 from nki_bn.predict import Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident, likely_resident
+from nki_bn.transposed_planner import best_transposed
 
 PLANNED = "planned"
 BASELINES = ("staged", "two_read")
@@ -18,7 +19,7 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", PLANNED)
+    return ("staged", "resident", "transposed", PLANNED) if op == "bwd" else ("two_read", "transposed", PLANNED)
 
 
 def problem_of(case: Case) -> Problem:
@@ -79,9 +80,21 @@ def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
     return chosen
 
 
+def _transposed(problem: Problem, sbuf_bytes: int) -> Plan:
+    assert isinstance(problem, BackwardProblem | ForwardProblem), "transposed is a strategy of forward and backward"
+    best = best_transposed(problem, sbuf_bytes)
+    assert best is not None, f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition"
+    return best.plan
+
+
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, ForwardProblem), "two_read is a strategy of the forward"
-    return planner.plan_forward(problem, sbuf_bytes)
+    return planner.plan_two_read(problem, sbuf_bytes)
 
 
-_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {
+    "staged": _staged,
+    "resident": _resident,
+    "transposed": _transposed,
+    "two_read": _two_read,
+}
