@@ -14,18 +14,19 @@ from nki_bn.simulator.numerics import Array
 def torch_memory(tensor: Any) -> Array:
     """A view of a CPU torch tensor's memory, of whatever strides (of a copy, where the tensor is on a device).
 
-    bfloat16 and float8 pass through their bits.
+    bfloat16 and float8 pass through their bits. The storage stays resizable, which it would not after
+    ``tensor.numpy()``: sharded training frees and refills the storage of parameters.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_neg()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     name = str(tensor.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):
         import torch
 
-        bits = tensor.view(torch.int16 if name == "bfloat16" else torch.uint8).numpy()
-        return bits.view(dtypes.to_numpy(dtypes.normalize(name)))  # type: ignore[no-any-return]
-    return tensor.numpy()  # type: ignore[no-any-return]
+        bits = np.from_dlpack(tensor.view(torch.int16 if name == "bfloat16" else torch.uint8))
+        return bits.view(dtypes.to_numpy(dtypes.normalize(name)))
+    return np.from_dlpack(tensor)
 
 
 def to_torch(array: Array) -> Any:

@@ -22,18 +22,21 @@ class _Differentiable(torch.autograd.Function):
     """A forward that keeps what its backward reads; the statistics are its own, so the running ones may move on."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, *arguments: Any) -> Any:
+    def forward(operator: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            y, mean, var, mask = operator(*arguments)
-        x, weight, bias, residual, *_ = arguments
-        ctx.eps, ctx.relu, saves_mask = arguments[-3:]
+            return operator(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        operator, x, weight, bias, residual, *rest = inputs
+        y, mean, var, mask = output
+        ctx.eps, ctx.relu, saves_mask = rest[-3:]
         ctx.training = operator is _OPERATORS.batch_norm_training.default
-        ctx.arguments, ctx.dtypes = len(arguments), [None if p is None else p.dtype for p in (weight, bias)]
+        ctx.arguments, ctx.dtypes = len(inputs) - 1, [None if p is None else p.dtype for p in (weight, bias)]
         replayed = (bias, residual) if ctx.relu and not saves_mask else (None, None)
         ctx.save_for_backward(x, mean, var, weight, replayed[0], mask if ctx.relu and saves_mask else None, replayed[1])
         ctx.mark_non_differentiable(mean, var, mask)
         ctx.set_materialize_grads(False)
-        return y, mean, var, mask
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Any:
@@ -72,6 +75,10 @@ class _Once(torch.autograd.Function):
 
 def _recorded(operator: Any) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                "the batch-norm kernels cannot be differentiated by torch.func; accepted there: backend='torch'"
+            )
         return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
 
     return call

@@ -50,7 +50,14 @@ class KernelBatchNorm(_BatchNorm):
             ValueError, RuntimeError: as torch's.
             TypeError: the kernel does not take this dtype.
         """
+        if isinstance(input, torch.fx.Proxy):
+            return self._as_leaf(input)
         return self._normalise(input)
+
+    def _as_leaf(self, *inputs: Any) -> Any:
+        """The node of a symbolic trace, which keeps the module whole as it does torch's own."""
+        tracer = inputs[0].tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), inputs, {})
 
     def extra_repr(self) -> str:
         """The constructor's arguments, and the path for the device that the module is on."""
@@ -143,6 +150,8 @@ class AddingBatchNorm(FusedBatchNorm):
             ValueError: ``residual`` has another shape than ``input``; or as torch's batch norm.
             TypeError, RuntimeError: as :meth:`KernelBatchNorm.forward`.
         """
+        if isinstance(input, torch.fx.Proxy):
+            return self._as_leaf(input, residual)
         functional.check_residual(input, residual)
         return self._normalise(input, residual)
 
