@@ -13,6 +13,8 @@ from nki_bn.torch.formats import in_format_of
 
 Tensor = torch.Tensor
 
+_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -105,7 +107,12 @@ def backward_gradients(call: Backward, made: Sequence[Tensor | None]) -> Gradien
 
 
 def _as_x(x: Tensor, made: Tensor | None) -> Tensor:
-    return absent(x, x.dtype) if made is None else in_format_of(x, made.reshape(x.shape))
+    if made is None:
+        return absent(x, x.dtype)
+    # Autograd must not see a view in it: what follows a batch norm may change the result in place, as a ReLU does.
+    with torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING):
+        shaped = made.reshape(x.shape)
+    return in_format_of(x, shaped)
 
 
 def _as_sum(x: Tensor, made: Tensor | None) -> Tensor:
