@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors on a Neuron device that is not there, and what is launched on it.
 
-A :class:`DeviceTensor` says that it is on an ``xla`` or ``neuron`` device, so torch dispatches as for that device; its
-values are on the CPU, where all operators but those of this package work on them.
+A :class:`DeviceTensor` says that it is on a ``neuron`` device, so torch dispatches as for that device; its values are
+on the CPU, where all operators but those of this package work on them.
 """
 
 from __future__ import annotations
@@ -17,45 +17,42 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from nki_bn.simulator import RunOptions, run
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
 
-KEYS = {"xla": "XLA", "neuron": "PrivateUse1"}
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 _setup_privateuseone_for_python_backend("neuron")
 
 
 class DeviceTensor(torch.Tensor):
-    """``values``, a CPU tensor, as a tensor on a device of type ``kind``."""
+    """``values``, a CPU tensor, as a tensor on a device."""
 
     values: torch.Tensor
-    kind: str
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor, kind: str) -> DeviceTensor:
+    def __new__(cls, values: torch.Tensor) -> DeviceTensor:
         made = torch.Tensor._make_wrapper_subclass(
-            cls, values.shape, values.stride(), dtype=values.dtype, device=kind, requires_grad=values.requires_grad
+            cls, values.shape, values.stride(), dtype=values.dtype, device="neuron"
         )
-        made.values, made.kind = values.detach(), kind
+        made.values = values.detach()
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"DeviceTensor({self.values}, {self.kind})"
+        return f"DeviceTensor({self.values})"
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind = next(leaf.kind for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, cls))
         if func.namespace == "nki_bn":
-            keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, KEYS[kind]))
-            return func.redispatch(keys, *args, **(kwargs or {}))
+            return func.redispatch(_KEYS, *args, **(kwargs or {}))
         wrapped: dict[int, DeviceTensor] = {}
 
         def unwrap(leaf: Any) -> Any:
             if isinstance(leaf, cls):
                 wrapped[id(leaf.values)] = leaf
                 return leaf.values
-            return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == kind else leaf
+            return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == "neuron" else leaf
 
         def wrap(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "meta":
                 return leaf
-            return wrapped[id(leaf)] if id(leaf) in wrapped else cls(leaf, kind)
+            return wrapped[id(leaf)] if id(leaf) in wrapped else cls(leaf)
 
         return pytree.tree_map(wrap, func(*pytree.tree_map(unwrap, args), **pytree.tree_map(unwrap, kwargs or {})))
 
@@ -70,6 +67,11 @@ class Recorder:
         self.launches.append((kernel.__name__, lnc, arguments))
         tensors = [argument for argument in arguments if isinstance(argument, DeviceTensor)]
         assert all(tensor.is_contiguous() for tensor in tensors)
-        given = [torch_memory(a.values) if isinstance(a, DeviceTensor) else a for a in arguments]
+        placed = DeviceTensor if tensors else torch.Tensor.clone
+        given = [torch_memory(a.values) if isinstance(a, DeviceTensor) else _host(a) for a in arguments]
         made = run(kernel, tuple(given), {}, lnc, RunOptions()).outputs
-        return tuple(None if output is None else DeviceTensor(to_torch(output), tensors[0].kind) for output in made)
+        return tuple(None if output is None else placed(to_torch(output)) for output in made)
+
+
+def _host(argument: Any) -> Any:
+    return torch_memory(argument) if isinstance(argument, torch.Tensor) else argument
