@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("nki_bn", "kernels", "configs", "sim_tests", "hw_tests")
+FOLDERS = ("nki_bn", "kernels", "configs", "sim_tests", "hw_tests", "examples")
 # Folders that are installed below nki_bn from elsewhere.
 MAPPED = {"kernels": "nki_bn.kernels", "configs": "nki_bn.configs"}
 
