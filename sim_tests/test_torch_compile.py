@@ -109,6 +109,17 @@ def test_other_batch_sizes_need_no_other_graph() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_compiled_code_keeps_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = with_drawn_state(nbt.BatchNorm2d(3)).eval(), drawn((3, 3, 4, 4))
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    simulated = compiled(x)
+    monkeypatch.delenv("NKI_SIMULATOR")
+    by_torch = module(x)
+    assert not torch.equal(simulated, by_torch), "roundings tell them apart"
+    assert torch.equal(compiled(x), simulated)
+
+
 def test_checkpoints_and_compiled_code_move_the_statistics_once() -> None:
     plain = with_drawn_state(nbt.BatchNorm2d(3, backend="simulator"))
     inside, outside = copy.deepcopy(plain), copy.deepcopy(plain)

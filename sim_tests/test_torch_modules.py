@@ -79,6 +79,13 @@ def test_fused_modules(kind: str, rank: int, dtype: torch.dtype, relu_mask: str)
         judge_step(module.train(training), drawn_step(SHAPES[rank], dtype, residual=kind == "AddReLU"), relu=True)
 
 
+@pytest.mark.parametrize("relu_mask", ["save", "recompute"])
+def test_a_scale_without_a_shift(relu_mask: str) -> None:
+    module = with_drawn_state(nbt.BatchNormReLU2d(3, bias=False, relu_mask=relu_mask, backend="simulator"))
+    assert list(module.state_dict()) == ["weight", "running_mean", "running_var", "num_batches_tracked"]
+    judge_step(module, drawn_step(SHAPES[4], torch.float32), relu=True)
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("options", OPTIONS[::2], ids=names)
 def test_the_path_through_torch_is_torchs_to_the_bit(options: dict[str, Any], training: bool) -> None:

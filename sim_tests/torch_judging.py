@@ -51,7 +51,7 @@ def with_drawn_state(module: torch.nn.Module) -> Any:
 def wide_twin(module: torch.nn.Module, rank: int) -> Any:
     """torch's module with the options and the state of ``module``, in float64."""
     options = {name: getattr(module, name) for name in ("eps", "momentum", "affine", "track_running_stats")}
-    twin = torch_class(rank)(3, **options)
+    twin = torch_class(rank)(3, bias=module.bias is not None, **options)
     twin.load_state_dict(copy.deepcopy(module.state_dict()))
     return twin.double().train(module.training)
 
@@ -76,7 +76,7 @@ class Step:
         y = module(*leaves)
         y.backward(self.dy)
         made = {"y": y.detach(), "dx": leaves[0].grad}
-        made |= {"dgamma": module.weight.grad, "dbeta": module.bias.grad} if module.weight is not None else {}
+        made |= {name: p.grad for name, p in (("dgamma", module.weight), ("dbeta", module.bias)) if p is not None}
         made |= {"dresidual": leaves[1].grad} if self.residual is not None else {}
         return {name: torch_memory(tensor) for name, tensor in made.items()}
 

@@ -80,6 +80,8 @@ class Backward:
     need: list[bool]
 
 
+# A mean and a variance, [C] each, where there are any.
+Moved = tuple[Tensor | None, Tensor | None]
 # The gradients of x, weight, bias and residual; one that is not needed is empty.
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -89,9 +91,23 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def average_in(running: Tensor, batch: Tensor, batches: Tensor) -> None:
-    """Move ``running`` [C], in place, to the average over ``batches`` batches, of which ``batch`` [C] is the last."""
-    running.lerp_(batch.to(running.dtype), batches.to(running.dtype).reciprocal())
+def track(call: Forward, moved: Moved | None, averaging: bool = False) -> None:
+    """Count a batch of training, and move the running statistics in place.
+
+    ``moved`` is what they become or, ``averaging``, those of the batch, which enter the average over all batches; None
+    if they have moved already.
+    """
+    counter = call.num_batches_tracked
+    if counter is not None:
+        counter.add_(1)
+    for running, new in zip((call.running_mean, call.running_var), moved or (None, None), strict=True):
+        if running is None or new is None:
+            continue
+        if averaging:
+            assert counter is not None
+            running.lerp_(new.to(running.dtype), counter.to(running.dtype).reciprocal())
+        else:
+            running.copy_(new)
 
 
 def forward_outputs(call: Forward, y: Tensor, mean: Tensor, var: Tensor, mask: Tensor | None) -> Outputs:

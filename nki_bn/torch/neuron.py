@@ -16,11 +16,12 @@ from nki_bn.torch.calls import (
     Backward,
     Forward,
     Gradients,
+    Moved,
     Outputs,
-    average_in,
     backward_gradients,
     forward_outputs,
     recomputing,
+    track,
     unfilled_gradients,
     unfilled_outputs,
 )
@@ -56,7 +57,7 @@ def forward(call: Forward) -> Outputs:
         outputs = Outputs(*(output.zero_() for output in unfilled_outputs(call)))
         moved = (call.running_mean, call.running_var)
     if call.training and not recomputing():
-        _move(call, moved)
+        track(call, moved, call.averages)
     return outputs
 
 
@@ -69,23 +70,22 @@ def backward(call: Backward) -> Gradients:
     if not problem.count:
         dx, dweight, dbias, dresidual = (gradient.zero_() for gradient in unfilled_gradients(call))
         return dx, dweight, dbias, dresidual
-    statistics: tuple[Any, Any] = (call.mean, call.var)
+    columns: dict[str, Any] = {"mean": call.mean, "var": call.var}
     inputs = BackwardInputs(
         dy=_laid_out(call.dy, problem),
         x=_laid_out(call.x, problem),
-        mean=statistics[0],
-        var=statistics[1],
         gamma=_parameter(call.weight, 1.0, call.x),
         beta=_parameter(call.bias, 0.0, call.x),
         eps=call.eps,
         relu_mask=_laid_out(call.mask, problem),
         residual=_laid_out(replayed, problem),
+        **columns,
     )
     kernel, arguments = execute.backward_call(inputs, problem, _planned(problem))
     return backward_gradients(call, launch(kernel, problem.lnc, arguments))
 
 
-def _launched(call: Forward, problem: ForwardProblem) -> tuple[Outputs, tuple[Any, Any]]:
+def _launched(call: Forward, problem: ForwardProblem) -> tuple[Outputs, Moved]:
     """The outputs, and what the running statistics become, or those of the batch where they are averaged in."""
     kernel, arguments = execute.forward_call(_forward_inputs(call, problem), problem, _planned(problem))
     y, mean, var, *moved, mask = launch(kernel, problem.lnc, arguments)
@@ -96,34 +96,21 @@ def _launched(call: Forward, problem: ForwardProblem) -> tuple[Outputs, tuple[An
 
 
 def _forward_inputs(call: Forward, problem: ForwardProblem) -> ForwardInputs:
-    running: list[Any] = [
-        None if values is None else values.float() for values in (call.running_mean, call.running_var)
-    ]
-    if call.averages:
-        running = [None if values is None else torch.zeros_like(values) for values in running]
+    # To be averaged in: the batch has weight 1 in the kernel, and zeros have weight 0, of which an infinity makes NaN.
+    statistics = (call.running_mean, call.running_var)
+    running_mean, running_var = (
+        None if old is None else torch.zeros_like(old.float()) if call.averages else old.float() for old in statistics
+    )
+    columns: dict[str, Any] = {"running_mean": running_mean, "running_var": running_var}
     return ForwardInputs(
         x=_laid_out(call.x, problem),
         gamma=_parameter(call.weight, 1.0, call.x),
         beta=_parameter(call.bias, 0.0, call.x),
-        running_mean=running[0],
-        running_var=running[1],
         residual=_laid_out(call.residual, problem),
         momentum=1.0 if call.momentum is None else call.momentum,
         eps=call.eps,
+        **columns,
     )
-
-
-def _move(call: Forward, moved: tuple[Any, Any]) -> None:
-    counter = call.num_batches_tracked
-    if counter is not None:
-        counter.add_(1)
-    for running, new in zip((call.running_mean, call.running_var), moved, strict=True):
-        if running is None:
-            continue
-        if call.averages and counter is not None:
-            average_in(running, new, counter)
-        else:
-            running.copy_(new)
 
 
 def _common(call: Forward | Backward) -> dict[str, Any]:

@@ -8,7 +8,16 @@ import torch
 from nki_bn import ops
 from nki_bn.problem import GRADIENTS, OUTPUTS, Array
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
-from nki_bn.torch.calls import Backward, Forward, Gradients, Outputs, backward_gradients, forward_outputs, recomputing
+from nki_bn.torch.calls import (
+    Backward,
+    Forward,
+    Gradients,
+    Outputs,
+    backward_gradients,
+    forward_outputs,
+    recomputing,
+    track,
+)
 
 
 def forward(call: Forward) -> Outputs:
@@ -33,7 +42,7 @@ def forward(call: Forward) -> Outputs:
         save_relu_mask=call.save_mask,
     )
     if call.training and not recomputing():
-        _move(call, out)
+        track(call, (_optional(out.running_mean), _optional(out.running_var)))
     return forward_outputs(call, to_torch(out.y), to_torch(out.mean), to_torch(out.var), _optional(out.relu_mask))
 
 
@@ -62,14 +71,6 @@ def backward(call: Backward) -> Gradients:
 def _column(values: torch.Tensor | None) -> Array | None:
     """A parameter or statistic in float32, which a kernel takes; narrower ones are exact in it."""
     return None if values is None else torch_memory(values.detach().float())
-
-
-def _move(call: Forward, out: ops.BatchNormForward) -> None:
-    for running, moved in ((call.running_mean, out.running_mean), (call.running_var, out.running_var)):
-        if running is not None and moved is not None:
-            running.copy_(to_torch(moved))
-    if call.num_batches_tracked is not None:
-        call.num_batches_tracked.add_(1)
 
 
 def _optional(made: Array | None) -> torch.Tensor | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from nki_bn.torch.calls import Forward, average_in, recomputing
+from nki_bn.torch.calls import Forward, recomputing, track
 
 Tensor = torch.Tensor
 
@@ -32,20 +32,8 @@ def _normalised(call: Forward) -> Tensor:
     momentum = 1.0 if call.momentum is None else call.momentum
     y = functional.batch_norm(call.x, *moved, *parameters, True, momentum, call.eps)
     if not repeated:
-        _count(call, moved)
+        track(call, moved if call.averages else None, call.averages)
     return y
-
-
-def _count(call: Forward, moved: tuple[Tensor | None, Tensor | None]) -> None:
-    """Count the batch; average its statistics in, if that is how the running ones are made."""
-    counter = call.num_batches_tracked
-    if counter is None:
-        return
-    counter.add_(1)
-    if call.averages:
-        for running, batch in zip((call.running_mean, call.running_var), moved, strict=True):
-            assert running is not None and batch is not None
-            average_in(running, batch, counter)
 
 
 def _copy(statistic: Tensor | None) -> Tensor | None:
