@@ -67,6 +67,24 @@ def test_a_module_that_is_a_batch_norm(rank: int) -> None:
     assert type(nbt.revert_batch_norm(module)) is kind
 
 
+def test_converting_again_changes_what_is_asked() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nbt.BatchNormReLU2d(3, backend="torch"))
+    nbt.convert_batch_norm(model, backend="simulator")
+    assert type(model[0]) is nbt.BatchNorm2d and model[0].backend == model[2].backend == "simulator"
+    nbt.convert_batch_norm(model, fuse_relu=True, relu_mask="recompute")
+    assert type(model[0]) is nbt.BatchNormReLU2d and model[0].backend == "simulator"
+    assert (model[0].relu_mask, model[2].relu_mask) == ("recompute", "save")
+    nbt.convert_batch_norm(model, backend="torch", fuse_relu=True)
+    assert model[0].backend == "torch" and type(model[2]) is nbt.BatchNormReLU2d
+
+
+def test_a_converted_layer_with_hooks_is_not_fused() -> None:
+    model = nbt.convert_batch_norm(nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+    model[0].register_forward_hook(lambda module, inputs, output: None)
+    nbt.convert_batch_norm(model, fuse_relu=True)
+    assert type(model[0]) is nbt.BatchNorm2d and type(model[1]) is nn.ReLU
+
+
 def test_outputs_are_those_of_the_model() -> None:
     model, x = small_resnet().eval(), drawn((2, 3, 8, 8))
     wanted = model(x)

@@ -28,12 +28,11 @@ _PLAIN: dict[type[nn.Module], type[KernelBatchNorm]] = {
     nn.BatchNorm3d: modules.BatchNorm3d,
 }
 _FUSED: dict[type[nn.Module], type[KernelBatchNorm]] = {
-    nn.BatchNorm1d: modules.BatchNormReLU1d,
-    nn.BatchNorm2d: modules.BatchNormReLU2d,
-    nn.BatchNorm3d: modules.BatchNormReLU3d,
+    modules.BatchNorm1d: modules.BatchNormReLU1d,
+    modules.BatchNorm2d: modules.BatchNormReLU2d,
+    modules.BatchNorm3d: modules.BatchNormReLU3d,
 }
-_TORCH = {ours: theirs for table in (_PLAIN, _FUSED) for theirs, ours in table.items()}
-_OPTIONS = ("backend", "relu_mask")
+_TORCH = {ours: theirs for theirs, plain in _PLAIN.items() for ours in (plain, _FUSED[plain])}
 
 
 class FusedReLU(nn.Identity):
@@ -52,7 +51,8 @@ def convert_batch_norm(
 
     Args:
         module: a model, or a batch norm itself.
-        backend: that of the layers: "neuron", "simulator", "torch", or None to choose by the device.
+        backend: that of the layers, those that were converted before included: "neuron", "simulator" or "torch"; None
+            leaves it as it is, which for new ones is the choice by the device.
         fuse_relu: let a batch norm that a ReLU follows directly in an ``nn.Sequential`` take that over. Not done if the
             model holds the batch norm at several places.
         relu_mask: "save" or "recompute", for these.
@@ -69,16 +69,18 @@ def convert_batch_norm(
     """
     check_backend(backend)
     saves_mask(relu_mask)
-    _warn("not converted", {name: _obstacle(layer) for name, layer in _batch_norms(module)})
-    if fuse_relu:
-        for parent, norm_name, relu_name in _fusible(module):
-            norm, relu = parent._modules[norm_name], parent._modules[relu_name]
-            assert norm is not None and isinstance(relu, nn.ReLU)
-            _become(norm, _FUSED[type(norm)], backend, relu_mask)
-            parent._modules[relu_name] = FusedReLU(relu)
+    foreign = ((name, layer) for name, layer in _batch_norms(module) if not isinstance(layer, KernelBatchNorm))
+    _warn("not converted", {name: _obstacle(layer) for name, layer in foreign})
     for _, layer in _batch_norms(module):
         if type(layer) in _PLAIN and not _obstacle(layer):
-            _become(layer, _PLAIN[type(layer)], backend)
+            layer.__class__ = _PLAIN[type(layer)]
+        if backend is not None and isinstance(layer, KernelBatchNorm):
+            layer.backend = backend
+    for parent, norm_name, relu_name in _fusible(module) if fuse_relu else ():
+        norm, relu = parent._modules[norm_name], parent._modules[relu_name]
+        assert isinstance(norm, KernelBatchNorm) and isinstance(relu, nn.ReLU)
+        norm.__class__, norm.relu_mask = _FUSED[type(norm)], relu_mask
+        parent._modules[relu_name] = FusedReLU(relu)
     return module
 
 
@@ -112,10 +114,8 @@ def _batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _obstacle(layer: nn.Module) -> str | None:
-    """Why ``layer`` is not converted; None if it can be, or is one of this package."""
-    if isinstance(layer, KernelBatchNorm):
-        return None
-    if type(layer) not in _PLAIN:
+    """Why ``layer`` is not converted or fused; None if it can be."""
+    if type(layer) not in (*_PLAIN, *_FUSED):
         return f"it is a {type(layer).__qualname__}, accepted: BatchNorm1d, BatchNorm2d and BatchNorm3d themselves"
     if "forward" in vars(layer):
         return "it has a forward of its own"
@@ -152,15 +152,8 @@ def _fusible(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
     return found
 
 
-def _become(layer: nn.Module, kind: type[KernelBatchNorm], backend: str | None, relu_mask: str | None = None) -> None:
-    layer.__class__ = kind
-    for option, value in zip(_OPTIONS, (backend, relu_mask), strict=True):
-        if value is not None:
-            setattr(layer, option, value)
-
-
 def _return(layer: KernelBatchNorm) -> None:
     plain = _TORCH[type(layer)]
     layer.__class__ = plain  # type: ignore[assignment]
-    for option in _OPTIONS:
+    for option in ("backend", "relu_mask"):
         vars(layer).pop(option, None)
