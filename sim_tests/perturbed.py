@@ -17,9 +17,10 @@ DRAWS = 4
 
 
 class Perturbed(nn.Module):
-    """A batch norm whose outputs and input gradients are off by their bounds, with a sign drawn per channel and step.
+    """A batch norm whose outputs and input gradients are off by their shares in the table, with a sign per channel.
 
-    That is how the largest of the errors acts: a factor per channel that is good to 18 bits.
+    That is how the largest of the errors acts: a factor per channel that is good to 18 bits. The signs are drawn anew in
+    every step. The shares are taken of the results; those of the table are of the terms, which are larger.
     """
 
     def __init__(self, norm: nn.Module, arithmetic: Arithmetic, generator: torch.Generator) -> None:
