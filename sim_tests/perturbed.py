@@ -19,7 +19,7 @@ DRAWS = 4
 class Perturbed(nn.Module):
     """A batch norm whose outputs and input gradients are off by their shares in the table, with a sign per channel.
 
-    That is how the largest of the errors acts: a factor per channel that is good to 18 bits. The signs are drawn anew in
+    That is how the largest of the errors acts: a factor per channel that is good to 18 bits. Signs are drawn anew in
     every step. The shares are taken of the results; those of the table are of the terms, which are larger.
     """
 
