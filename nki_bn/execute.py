@@ -64,15 +64,19 @@ def run_forward(
     inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan | TransposedForwardPlan
 ) -> tuple[Any, ...]:
     """(y [B, C, D, H, W], mean, var, running_mean, running_var [C], relu_mask like y); None for what is not made."""
+    outputs: tuple[Any, ...] = _launch(*forward_call(inputs, problem, plan), problem, plan.sbuf_bytes)
+    return outputs
+
+
+def forward_call(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan) -> tuple[Any, tuple[Any, ...]]:
+    """The forward kernel and its arguments, of whatever framework the tensors in ``inputs`` are."""
     # Imported here, so that the doctor can say which nki is in use even where a kernel does not import.
     from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd
 
     running, absent = (inputs.running_mean, inputs.running_var), (None, None)
     statistics = (*absent, *running) if problem.training else (*running, *absent)
     numbers = (inputs.momentum, inputs.eps, problem.relu != "none")
-    arguments = (inputs.x, inputs.gamma, inputs.beta, *statistics, inputs.residual, *numbers, plan)
-    outputs: tuple[Any, ...] = _launch(batch_norm_fwd, arguments, problem, plan.sbuf_bytes)
-    return outputs
+    return batch_norm_fwd, (inputs.x, inputs.gamma, inputs.beta, *statistics, inputs.residual, *numbers, plan)
 
 
 def run_backward(
@@ -82,13 +86,19 @@ def run_backward(
 
     None for any other output that the plan does not need.
     """
+    outputs: tuple[Array | None, ...] = _launch(*backward_call(inputs, problem, plan), problem, plan.sbuf_bytes)
+    return outputs
+
+
+def backward_call(
+    inputs: BackwardInputs, problem: BackwardProblem, plan: BackwardPlan | ResidentPlan
+) -> tuple[Any, tuple[Any, ...]]:
+    """The backward kernel and its arguments, of whatever framework the tensors in ``inputs`` are."""
     from nki_bn.kernels.batch_norm_bwd import batch_norm_bwd
 
     columns = (inputs.mean, inputs.var, inputs.gamma, inputs.beta)
     relu = (problem.relu != "none", inputs.relu_mask)
-    arguments = (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan, inputs.residual)
-    outputs: tuple[Array | None, ...] = _launch(batch_norm_bwd, arguments, problem, plan.sbuf_bytes)
-    return outputs
+    return batch_norm_bwd, (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan, inputs.residual)
 
 
 @contextmanager

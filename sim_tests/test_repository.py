@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("nki_bn", "kernels", "configs", "sim_tests", "hw_tests")
+FOLDERS = ("nki_bn", "kernels", "configs", "sim_tests", "hw_tests", "examples")
 # Folders that are installed below nki_bn from elsewhere.
 MAPPED = {"kernels": "nki_bn.kernels", "configs": "nki_bn.configs"}
 
@@ -26,6 +26,9 @@ MAX_PARAMETERS = 8
 VENDOR_SIGNATURES = ("nki_bn/simulator/",)
 # Each with its reason.
 MORE_PARAMETERS = {
+    "nki_bn/torch/functional.py:batch_norm": "the arguments of torch's function",
+    "nki_bn/torch/functional.py:batch_norm_add_relu": "likewise",
+    "nki_bn/torch/functional.py:batch_norm_relu": "likewise",
     "nki_bn/ops.py:batch_norm_bwd": "the public function: torch's arguments and the ways to run",
     "nki_bn/ops.py:batch_norm_fwd": "likewise",
     "sim_tests/test_idioms.py:kernel": "a kernel that takes one argument of every kind",
@@ -53,6 +56,7 @@ LAYERS = (
     ("nki_bn.planner", "nki_bn.execute"),
     ("nki_bn.requests",),
     ("nki_bn.ops",),
+    ("nki_bn.torch",),
     ("nki_bn.verify",),
     ("nki_bn.pair",),
     ("nki_bn.bench",),

@@ -15,6 +15,7 @@ from nki_bn.bench.record import MEASURED
 from nki_bn.bench.timers import Figures
 from nki_bn.predict import Plan
 from nki_bn.problem import DTYPES, Array, Problem
+from nki_bn.simulator.torch_memory import to_torch
 
 _NS_PER_US = 1e3
 
@@ -85,7 +86,7 @@ class XlaLauncher:
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> Any:
         """As :class:`Launcher`: values from 0 to 1, mask values 0 and 1."""
-        return _to_torch(values_of(shape, dtype)).to(self._device)
+        return to_torch(values_of(shape, dtype)).to(self._device)
 
     def run(self, launch: Launch) -> None:
         """As :class:`Launcher`."""
@@ -101,11 +102,3 @@ def values_of(shape: tuple[int, ...], dtype: str) -> Array:
     if dtype == "uint8":
         return rng.integers(0, 2, shape, np.uint8)
     return rng.random(shape, np.float32).astype(DTYPES[dtype])
-
-
-def _to_torch(array: Array) -> Any:
-    import torch
-
-    if array.dtype == DTYPES["bfloat16"]:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

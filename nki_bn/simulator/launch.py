@@ -21,6 +21,7 @@ from nki_bn.simulator.machine import Core, Run, RunOptions, Shaped, element_flag
 from nki_bn.simulator.memory import WRITTEN, MemoryRegion
 from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.tensor import NkiTensor
+from nki_bn.simulator.torch_memory import to_torch, torch_memory
 from nki_bn.simulator.trace import Trace
 
 
@@ -151,7 +152,7 @@ class _Arguments:
         root = type(value).__module__.partition(".")[0]
         if root == "torch" and hasattr(value, "detach"):
             self._torch = True
-            return _torch_memory(value)
+            return torch_memory(value)
         if root in ("jax", "jaxlib"):
             return np.asarray(value)
         return None
@@ -177,7 +178,7 @@ class _Arguments:
         array = returned.array().copy()
         if returned.dtype == "bool_":
             array = array.astype(np.bool_)
-        return _to_torch(array) if self._torch else array
+        return to_torch(array) if self._torch else array
 
     def _check_complete(self, tensor: NkiTensor) -> None:
         flags = element_flags(tensor, tensor.shadow() & WRITTEN)
@@ -191,30 +192,6 @@ class _Arguments:
 
 def _own_copy(array: Array) -> Array:
     return np.array(array, array.dtype.newbyteorder("="), order="C")
-
-
-def _torch_memory(value: Any) -> Array:
-    """A NumPy view of a CPU torch tensor's memory (bfloat16 and float8 through their bits)."""
-    value = value.detach()
-    if value.device.type != "cpu":
-        value = value.cpu()
-    name = str(value.dtype).removeprefix("torch.")
-    if name == "bfloat16" or name.startswith("float8"):
-        import torch
-
-        bits = value.view(torch.int16 if name == "bfloat16" else torch.uint8).numpy()
-        return bits.view(dtypes.to_numpy(dtypes.normalize(name)))  # type: ignore[no-any-return]
-    return value.numpy()  # type: ignore[no-any-return]
-
-
-def _to_torch(array: Array) -> Any:
-    import torch
-
-    name = array.dtype.name
-    if name == "bfloat16" or name.startswith("float8"):
-        bits = torch.from_numpy(array.view(np.int16 if name == "bfloat16" else np.uint8))
-        return bits.view(getattr(torch, name))
-    return torch.from_numpy(array)
 
 
 class _MemoryKeyword:

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch norm for PyTorch: modules, functions and the conversion of models. Needs the extra ``torch``."""
+
+from nki_bn.torch.convert import convert_batch_norm, revert_batch_norm
+from nki_bn.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
+from nki_bn.torch.modules import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    BatchNormAddReLU2d,
+    BatchNormAddReLU3d,
+    BatchNormReLU1d,
+    BatchNormReLU2d,
+    BatchNormReLU3d,
+)
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "BatchNormAddReLU2d",
+    "BatchNormAddReLU3d",
+    "BatchNormReLU1d",
+    "BatchNormReLU2d",
+    "BatchNormReLU3d",
+    "batch_norm",
+    "batch_norm_add_relu",
+    "batch_norm_relu",
+    "convert_batch_norm",
+    "revert_batch_norm",
+]
