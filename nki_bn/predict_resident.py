@@ -351,7 +351,7 @@ class _Run:
     def on_tensor(self, at: int) -> bool:
         if not self.combines or self.jobs[at].step.group > self.drained:
             return False
-        return at * self.plan.eighths % 8 < self.plan.eighths
+        return bool(at * self.plan.eighths % 8 < self.plan.eighths)
 
     def prepare_ahead(self) -> None:
         while len(self.prepared) < self.ready and len(self.prepared) <= len(self.combined) + 1:

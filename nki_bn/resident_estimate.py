@@ -12,8 +12,8 @@ from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.pipeline import Paces
 from nki_bn.predict import TIMED
 
-# From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting for
-# the one before); the last store.
+# From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting
+# for the one before); the last store.
 START_NS = 4400.0
 TURN_CHAIN_NS = 3500.0
 TURN_VECTOR_NS = 1100.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``resident`` strategies: candidates, a closed form to rank them, predictions of the best."""
+"""Choosing the layout of a ``resident`` plan: candidates, a closed form to rank them, predictions of the best."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Search:
     def _banks_fit(self, layout: ResidentLayout, size: GroupSize) -> bool:
         pairs = BANK_COLUMNS // (2 * slice_of(size.widest, size.set_columns))
         combines = self.task.has_terms() and layout.eighths > 0
-        return 2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS
+        return bool(2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS)
 
     def _with_slots(self, layout: ResidentLayout, size: GroupSize, groups: int) -> ResidentLayout | None:
         total = size.chunks * ceil_div(self.extent.channels, layout.set_channels * layout.group_sets) + 1
