@@ -68,7 +68,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be seen."""
+    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results are seen."""
 
     count: int
     busy: float
