@@ -48,7 +48,19 @@ class Walk:
 
 
 def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Prediction]) -> Prediction:
-    """The prediction of ``run`` over all tiles of a plan, extrapolated where there are many."""
+    """The prediction of ``run`` for the slower core.
+
+    That is core 0, or the one with a smaller last channel tile, whose columns are a block of their own.
+    """
+    channels = plan.shape[1]
+    found = _predicted(plan, 0, run)
+    if plan.split != "channel" or channels % PARTITIONS == 0 or ceil_div(channels, PARTITIONS) % plan.cores > 0:
+        return found
+    return max(found, _predicted(plan, 1, run), key=lambda prediction: prediction.ns)
+
+
+def _predicted(plan: BackwardPlan | ForwardPlan, core: int, run: Callable[[Walk], Prediction]) -> Prediction:
+    """The prediction of ``run`` over all tiles of a core, extrapolated where there are many."""
     _, channels, positions = plan.shape
     extent = extent_of_core(plan.shape, "none" if plan.split == "channel" else plan.split, 0, plan.cores)
     batches, length = extent.batches // plan.bands, extent.length
@@ -61,7 +73,7 @@ def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Predict
         tiles = tuple(_tile(batches, length, plan.f_tile, at) for at in range(total - count, total))
 
         def over_channels(number: int, block: int = BLOCK_TILES) -> Prediction:
-            walked = tuple(_channels_at(plan, at, owned) for at in range(owned - number, owned))
+            walked = tuple(_channels_at(plan, at, owned, core) for at in range(owned - number, owned))
             return run(Walk(plan.bands, tiles, walked, block, channels == 1 and length == positions))
 
         # The slots hold the tiles of several channel tiles, if those have few.
@@ -75,8 +87,8 @@ def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Predict
     return _extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
 
 
-def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple[int, int]:
-    """Channels of channel tile ``at`` of the ``tiles`` of core 0, and what the other core works on meanwhile."""
+def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int, core: int) -> tuple[int, int]:
+    """Channels of channel tile ``at`` of the ``tiles`` of a core, and what the other core works on meanwhile."""
     channels = plan.shape[1]
 
     def size(tile: int) -> int:
@@ -85,7 +97,9 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple
 
     if plan.cores == 1:
         return size(at), 0
-    return size(at), size(at + tiles) if plan.split == "channel" else size(at)
+    if plan.split != "channel":
+        return size(at), size(at)
+    return size(at + core * tiles), size(at + (1 - core) * tiles)
 
 
 def _extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
