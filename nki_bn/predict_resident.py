@@ -14,9 +14,9 @@ from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps
 from nki_bn.kernels.resident_layout import group_size, layout_of
 from nki_bn.kernels.resident_stages import DRAINED_GROUPS
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
-from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
+from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
+from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
 # Groups that are run at least when there are more, and chunks; half of them more tell what further groups add.
@@ -94,10 +94,11 @@ class _Run:
         self.turn: tuple[Step, list[float]] | None = None
         self.turned = self.pace = self.after = 0
         self.coefficients: dict[int, float] = {}
-        self.dgamma = 0.0
+        self.dbeta = self.dgamma = 0.0
 
     def run(self) -> Prediction:
         """The order of ``resident_gradients``."""
+        self.allocate_work()
         if self.visits:
             self.load_ahead(0)
         columns = [self._loaded_columns(channels, sets) for channels, sets in self.blocks()]
@@ -118,6 +119,16 @@ class _Run:
         if needs_sums(self.plan):
             self.store_blocks()
         return self.pipeline.prediction()
+
+    def allocate_work(self) -> None:
+        """What is filled before anything is loaded."""
+        filled = {"partials", "ones", "wide ones"}
+        for buffer in self.plan.buffers:
+            if buffer.name in filled:
+                for _ in range(buffer.count):
+                    self.pipeline.run(VECTOR, self.paces.vector("memset", buffer.columns))
+        if self.combines:
+            self.pipeline.run(GPSIMD, self.paces.gpsimd(PARTITIONS))
 
     def blocks(self) -> list[tuple[int, int]]:
         """(channels, sets) of all whole sets, and of a smaller last one."""
@@ -148,9 +159,9 @@ class _Run:
             return
         for channels, sets in self.blocks():
             columns = Columns(self.pipeline, self.paces, channels, sets)
-            for needed in (self.plan.need_dbeta, self.plan.need_dgamma):
+            for needed, ready in ((self.plan.need_dbeta, self.dbeta), (self.plan.need_dgamma, self.dgamma)):
                 if needed:
-                    columns.store(self.dgamma)
+                    columns.store(ready)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
         length, batches, sets = step.tile.length, step.tile.batches, step.sets
@@ -307,7 +318,8 @@ class _Run:
         lanes = self.plan.lane_bands * step.unit.extent.channels
         columns = Columns(self.pipeline, self.paces, lanes, step.group_sets)
         if number < 3:
-            done.append(self.sums_step(step, columns, done[-1], number))
+            self.dbeta = self.sums_step(step, columns, done[-1], number)
+            done.append(self.dbeta)
             return
         second = {3: needs_input_sums(self.plan), 7: self.combines, 8: self.combines}.get(number, False)
         done.append(columns.vector(done[-1], 2))
