@@ -198,6 +198,8 @@ class Pipeline:
         self._next_trigger = 0.0
         self._next_aside = 0.0
         self._arrived = 0.0
+        self._paused = 0.0
+        self._aside = 0.0
         self._served = 0.0
         self._loaded = 0
         self._stored = 0
@@ -230,16 +232,21 @@ class Pipeline:
         self._loaded += transfer.nbytes
         return self._move(transfer, ready, self._dma.first_load)
 
-    def load_aside(self, transfer: Transfer) -> float:
-        """A DMA from HBM that Scalar triggers at the start, past the queue of Sync."""
+    def load_aside(self, transfer: Transfer, turns: float) -> float:
+        """A DMA from HBM that Scalar triggers at the start, past the queue of Sync.
+
+        The two queues take turns by runs: ``turns`` is what those of the other take, unless it runs empty before.
+        """
         start = max(self._free[SCALAR], self._next_aside)
         self._next_aside = start + self._dma.spacing
         self._free[SCALAR] = start + self._dma.hardware_trigger
         self._busy[SCALAR] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
         self._loaded += transfer.nbytes
-        # Queues take turns by descriptor, so that a short transfer takes about twice its time beside a long one.
-        return self._finish(start + self._dma.first_load + 2 * transfer.work + self._dma.completion)
+        begun = max(start + self._dma.first_load, self._aside)
+        self._aside = begun + transfer.work + min(turns, max((self._paused or self._served) - begun, 0.0))
+        self._served += transfer.work
+        return self._finish(self._aside + self._dma.completion)
 
     def store(self, transfer: Transfer, ready: float = 0.0) -> float:
         """A DMA to HBM of what is there at ``ready``; when it has ended."""
@@ -264,6 +271,8 @@ class Pipeline:
         self._busy[SYNC] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
         self._arrived = max(start + first, self._arrived)
+        if self._arrived > self._served and self._paused == 0:
+            self._paused = self._served
         self._served = max(self._served, self._arrived) + transfer.shared
         return self._finish(self._served + self._dma.completion)
 

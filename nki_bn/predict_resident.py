@@ -137,9 +137,11 @@ class _Run:
         return [*found, (rest, 1)] if rest else found
 
     def _loaded_columns(self, channels: int, sets: int) -> tuple[Columns, list[float]]:
-        columns = Columns(self.pipeline, self.paces, self.plan.lane_bands * channels, sets)
+        columns = Columns(self.pipeline, self.paces, self.plan.lane_bands * channels, sets, channels == 1)
         count = 4 if self.plan.relu == "recompute" else 3
-        there = [columns.load_aside() for _ in range(count)]
+        # The first is beside the chunks that begin gently.
+        visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
+        there = [columns.load_aside(self.run_of(visit.step)) for visit in visits]
         self.centered = max(self.centered, columns.split(there[0]))
         return columns, there
 
@@ -158,18 +160,26 @@ class _Run:
         if self.shared and not self.first:
             return
         for channels, sets in self.blocks():
-            columns = Columns(self.pipeline, self.paces, channels, sets)
+            columns = Columns(self.pipeline, self.paces, channels, sets, channels == 1)
             for needed, ready in ((self.plan.need_dbeta, self.dbeta), (self.plan.need_dgamma, self.dgamma)):
                 if needed:
                     columns.store(ready)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
-        length, batches, sets = step.tile.length, step.tile.batches, step.sets
-        whole = length == self.plan.shape[2] and (
-            self.plan.shape[1] == 1 or (batches == 1 and step.unit.extent.channels == 1)
-        )
-        runs = 1 if whole else batches * sets
-        return self.paces.transfer(step.unit.lanes(), runs, length * batches * sets * itemsize)
+        elements = step.tile.length * step.tile.batches * step.sets
+        return self.paces.transfer(step.unit.lanes(), self.runs_of(step), elements * itemsize)
+
+    def runs_of(self, step: Step) -> int:
+        """Pieces of a partition that lie apart in memory."""
+        shape, batches = self.plan.shape, step.tile.batches
+        apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
+        return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
+
+    def run_of(self, step: Step) -> float:
+        """ns of one such piece on a DMA engine."""
+        dma = self.paces.timing.dma
+        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / self.runs_of(step)
+        return float(dma.descriptor + nbytes / dma.rate)
 
     def load_ahead(self, at: int) -> None:
         self.load_into_free(1)
