@@ -36,6 +36,7 @@ class Prediction:
         instructions: what the core executes; a DMA counts as one.
         busy: ns at work by engine; "dma" is the busiest DMA engine when nothing slows it down.
         loaded, stored: bytes that the core moves from and to HBM.
+        moving: ns that this takes with the core's share of HBM.
     """
 
     ns: float
@@ -43,6 +44,7 @@ class Prediction:
     busy: dict[str, float]
     loaded: int
     stored: int
+    moving: float
 
     @property
     def us(self) -> float:
@@ -56,13 +58,19 @@ class Prediction:
         return longest if self.busy[longest] >= 0.5 * self.ns else "latency"
 
     def prolonged(self, earlier: Prediction, later: Prediction, times: float) -> Prediction:
-        """This and ``times`` what lies between two others: a steady state that goes on for longer."""
+        """This and ``times`` what lies between two others: a steady state that goes on for longer.
+
+        Its busiest engine, or HBM, has no time to spare, although a short run may make up for what its start has lost.
+        """
+        busy = {name: later.busy[name] - earlier.busy[name] for name in self.busy}
+        moving = later.moving - earlier.moving
         return Prediction(
-            self.ns + times * (later.ns - earlier.ns),
+            self.ns + times * max(later.ns - earlier.ns, moving, *busy.values()),
             round(self.instructions + times * (later.instructions - earlier.instructions)),
-            {name: time + times * (later.busy[name] - earlier.busy[name]) for name, time in self.busy.items()},
+            {name: time + times * busy[name] for name, time in self.busy.items()},
             round(self.loaded + times * (later.loaded - earlier.loaded)),
             round(self.stored + times * (later.stored - earlier.stored)),
+            self.moving + times * moving,
         )
 
 
@@ -201,6 +209,7 @@ class Pipeline:
         self._paused = 0.0
         self._aside = 0.0
         self._served = 0.0
+        self._moving = 0.0
         self._loaded = 0
         self._stored = 0
 
@@ -262,7 +271,7 @@ class Pipeline:
 
     def prediction(self) -> Prediction:
         """The figures of what has run."""
-        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored)
+        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored, self._moving)
 
     def _move(self, transfer: Transfer, ready: float, first: float) -> float:
         start = max(self._free[SYNC], self._next_trigger, ready)
@@ -274,6 +283,7 @@ class Pipeline:
         if self._arrived > self._served and self._paused == 0:
             self._paused = self._served
         self._served = max(self._served, self._arrived) + transfer.shared
+        self._moving += transfer.shared
         return self._finish(self._served + self._dma.completion)
 
     def _finish(self, done: float) -> float:

@@ -6,6 +6,8 @@ The methods have the names and the order of the kernel's functions: what changes
 
 from __future__ import annotations
 
+import math
+
 from nki_bn.hardware import Timing
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.plan import ResidentPlan, size_of
@@ -19,9 +21,11 @@ from nki_bn.kernels.tensor_work import COMBINATION_BANKS
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
-# Groups that are run at least when there are more, and chunks; half of them more tell what further groups add.
-GROUPS = 6
-CHUNKS = 40
+# Groups and chunks that are run at least when there are more. Whole groups of a multiple of so many chunks, on top of
+# those, tell what further groups add.
+GROUPS = 4
+CHUNKS = 16
+MORE_CHUNKS = 8
 
 
 def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
@@ -38,10 +42,11 @@ def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction
     channels = plan.set_channels * plan.group_sets
     groups = ceil_div(extent.channels, channels)
     paces = Paces(timing, plan.cores - 1)
-    few = max(GROUPS, ceil_div(CHUNKS, group_size(plan.shape, plan.cores, layout_of(plan)).chunks))
-    # An even number, since the shares of the engines alternate between groups.
-    few += few % 2
-    more = few // 2 + few // 2 % 2
+    chunks = group_size(plan.shape, plan.cores, layout_of(plan)).chunks
+    # Loads run ahead until the ring is full, and only then does every group take as long as the one before.
+    few = max(GROUPS, ceil_div(CHUNKS, chunks), ceil_div(plan.slots, chunks) + 1)
+    # Engines share chunks in turns of eight.
+    more = MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks)
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
     short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()
