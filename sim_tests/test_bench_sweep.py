@@ -91,10 +91,18 @@ def test_strategies_make_plans(strategy: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"strategy": "two_read"}, ValueError, "'two_read' is none of op bwd; accepted: staged, resident, planned"),
+        (
+            {"strategy": "two_read"},
+            ValueError,
+            "'two_read' is none of op bwd; accepted: staged, resident, reread, pl",
+        ),
         ({"op": "fwd", "strategy": "staged"}, ValueError, "strategy 'staged' is none of op fwd"),
         ({"op": "fwd", "strategy": "planned", "precision": "fast"}, ValueError, "precision is 'fast'; accepted with"),
-        ({"precision": "fast"}, NotImplementedError, "not built yet"),
+        (
+            {"precision": "fast", "dtype": "float32"},
+            ValueError,
+            "is 'fast' with float32; accepted: 'fast' with 16-bit",
+        ),
         ({"lnc": 3}, ValueError, "lnc is 3"),
     ],
 )
@@ -432,8 +440,11 @@ def test_without_dry_every_layer_is_checked_at_its_own_shape(tmp_path: Path) -> 
         (["smoke", "--fuse-relu", "mask"], "--fuse-relu cannot go with the sweep smoke"),
         (["cifar8", "--op", "back"], "'back' in 'back' is unknown; accepted: bwd, fwd, eval"),
         (["cifar8", "--batch", "0"], "'0' is no list of numbers"),
-        (["cifar8", "--strategy", "best"], "strategy 'best' is none of op bwd; accepted: staged, resident, planned"),
-        (["cifar8", "--precision", "fast"], "not built yet"),
+        (
+            ["cifar8", "--strategy", "best"],
+            "strategy 'best' is none of op bwd; accepted: staged, resident, reread",
+        ),
+        (["cifar8", "--precision", "fast", "--dtype", "float32"], "precision is 'fast' with float32; accepted: 'fast'"),
         (["cifar8", "--lnc", "3"], "lnc is 3; accepted on trn2: 1 or 2"),
         (["cifar8", "--target", "trn1"], "trn1.toml has no timing"),
         (["cifar8", "--resume"], "--resume is about the output; accepted with -o OUT.jsonl"),

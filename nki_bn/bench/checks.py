@@ -81,7 +81,9 @@ def check(problem: Problem, plan: Plan) -> None:
     with execute.simulation(verify.DEFAULT_OPTIONS):
         if isinstance(plan, BackwardPlan | ResidentPlan):
             backward = draw.case(problem.relu, problem.training)
-            gradients = ops.run_backward(requests.prepare_backward(backward, lnc=lnc, target=target), plan)
+            precision = "fast" if verify.is_fast(plan) else "high"
+            request = requests.prepare_backward(backward, precision=precision, lnc=lnc, target=target)
+            gradients = ops.run_backward(request, plan)
             rows = verify.judge_backward(backward, gradients, arithmetic)
         else:
             forward = draw.forward(problem.relu, problem.training)

@@ -21,15 +21,14 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", PLANNED)
+    return ("staged", "resident", "reread", PLANNED) if op == "bwd" else ("two_read", PLANNED)
 
 
 def problem_of(case: Case) -> Problem:
     """The problem of a case.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`Problem`; the operation does not have the strategy or the
-            precision.
+        TypeError, ValueError: as :class:`Problem`; the operation does not have the strategy or the precision.
     """
     if case.strategy not in strategies_of(case.op):
         accepted = ", ".join(strategies_of(case.op))
@@ -66,12 +65,16 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
     return planner.plan_staged(problem, sbuf_bytes)
 
 
-def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
-    assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
-    best = best_resident(problem, sbuf_bytes)
+def _resident(problem: Problem, sbuf_bytes: int, strategy: str = "resident") -> Plan:
+    assert isinstance(problem, BackwardProblem), f"{strategy} is a strategy of the backward"
+    best = best_resident(problem, sbuf_bytes, strategy)
     if best is None:
-        raise ValueError(f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition")
+        raise ValueError(f"no layout of {strategy} fits into {sbuf_bytes} bytes of SBUF per partition")
     return best.plan
+
+
+def _reread(problem: Problem, sbuf_bytes: int) -> Plan:
+    return _resident(problem, sbuf_bytes, "reread")
 
 
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
@@ -79,4 +82,9 @@ def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     return planner.plan_forward(problem, sbuf_bytes)
 
 
-_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {
+    "staged": _staged,
+    "resident": _resident,
+    "reread": _reread,
+    "two_read": _two_read,
+}
