@@ -17,6 +17,16 @@ from nki_bn.predict import TIMED
 START_NS = 4400.0
 TURN_CHAIN_NS = 3500.0
 TURN_VECTOR_NS = 1100.0
+# What a turn with transposes holds up the other work in a group of a single chunk. It is spread over the chunks of the
+# next group: with so many more nothing is held up.
+TURN_STALL_NS = 1500.0
+SPREAD_CHUNKS = 5
+# Groups whose slots a ring has room for, besides one chunk.
+RING_GROUPS = 4
+# Chunks that are on their way in or out, or between engines, beside those of the two groups under way: with fewer slots
+# the phases do not overlap, and then loads and stores wait as well.
+PASSING_CHUNKS = 7
+SERIAL = 1.5
 END_NS = 2800.0
 
 
@@ -30,11 +40,18 @@ def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize) ->
     rates = GroupCost.of(task, layout, size)
     owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
     groups = owned / (layout.set_channels * layout.group_sets)
-    overlap = min(max(layout.slots - size.chunks, 0) / size.chunks, 1.0)
-    inner = overlap * rates.both + (1 - overlap) * (rates.first + rates.last + TURN_CHAIN_NS)
+    overlap = min(max(layout.slots - size.chunks, 0) / (size.chunks + PASSING_CHUNKS), 1.0)
+    stall = 0.0 if layout.tensor_sums else TURN_STALL_NS * max(1 - (size.chunks - 1) / SPREAD_CHUNKS, 0.0)
+    serial = SERIAL * (rates.first + rates.last + TURN_CHAIN_NS)
+    inner = overlap * (rates.both + stall) + (1 - overlap) * serial
     ends = START_NS + TURN_CHAIN_NS + END_NS
     total: float = rates.first + rates.last + max(groups - 1, 0) * inner + ends
     return total / 1000
+
+
+def wanted_slots(chunks: int) -> int:
+    """Slots for a group of ``chunks`` chunks beyond which more do not help."""
+    return max(RING_GROUPS * chunks + 1, 2 * chunks + PASSING_CHUNKS + 2)
 
 
 @dataclass(frozen=True)

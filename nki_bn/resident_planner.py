@@ -23,28 +23,31 @@ from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
 from nki_bn.predict import Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem
-from nki_bn.resident_estimate import estimated_us
+from nki_bn.resident_estimate import estimated_us, wanted_slots
 
+# A share of an engine is counted in eighths of the chunks.
+EIGHTH = 8
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
 NARROWEST_CHUNK = 392
-# Chunk widths that are tried, besides those of the timing study of this strategy: 12*sqrt(columns of the core), and
+# Chunk widths that are tried, besides 12*sqrt(columns of the core), which is what the ends of the pipeline ask for, and
 # half and double of it.
 CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
+# With ``fast`` Vector combines in half the time.
 EIGHTHS = 3
-EIGHTHS_FLOAT32 = 4
-TENSOR_EIGHTHS = (4, 5)
+EIGHTHS_FLOAT32 = 5
+TENSOR_EIGHTHS = 5
+TENSOR_EIGHTHS_FAST = 3
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
-# Groups whose slots the ring has room for, besides one chunk; with one group in flight the phases do not overlap.
-RING_GROUPS = 4
-# Layouts whose time is predicted: the best by the closed form, then those that are like the best of those but have
-# other rings, other chunks, or other shares of the engines.
-PREDICTED = 10
-OTHER_RINGS = (2, 3)
-OTHER_CHUNKS = (0.7, 1.4)
+# Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
+# are like the fastest of them, but have other rings, other chunks, or other shares of the engines.
+PREDICTED = 6
+OTHER_RINGS = (0.7, 1.4)
+OTHER_CHUNKS = 2
+OTHER_EIGHTHS = 3
 # Slots of ``reread``: enough that loads run ahead while stores drain.
 REREAD_SLOTS = 8
 # Banks of PSUM.
@@ -81,14 +84,10 @@ def resident_candidates(
     if target.generation < 3:
         return []
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    ranked = sorted(search.estimates(), key=lambda estimate: estimate.us)
-    found = [search.candidate(estimate.layout) for estimate in ranked[:PREDICTED]]
-    if found:
-        best = min(range(len(found)), key=lambda at: found[at].prediction.ns)
-        known = {estimate.layout for estimate in ranked[:PREDICTED]}
-        others = dict.fromkeys(search.neighbours(ranked[best]))
-        found += [search.candidate(layout) for layout in others if layout not in known]
-    return sorted(found, key=lambda candidate: candidate.prediction.ns)
+    for estimate in search.best_of_families()[:PREDICTED]:
+        search.predict(estimate)
+    search.improve()
+    return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
 
 
 def _budget(target: Target, sbuf_bytes: int | None) -> int:
@@ -127,24 +126,65 @@ class Search:
         self.itemsize = problem.itemsize
         self.extent = extent_of_core(self.task.shape, self.split, 0, self.task.cores)
 
-    def candidate(self, layout: ResidentLayout) -> Candidate:
-        """The plan of a layout with its prediction."""
-        plan: ResidentPlan = resident_plan(self.task, layout, self.strategy)
-        return Candidate(plan, predict(plan))
+        self.found: dict[ResidentLayout, Candidate] = {}
+        self.estimates = sorted(self._estimates(), key=lambda estimate: estimate.us)
 
-    def estimates(self) -> Iterator[Estimate]:
+    def predict(self, estimate: Estimate | None) -> float:
+        """ns of a layout, which becomes a candidate; infinite for one that does not fit."""
+        if estimate is None:
+            return math.inf
+        if estimate.layout not in self.found:
+            plan: ResidentPlan = resident_plan(self.task, estimate.layout, self.strategy)
+            self.found[estimate.layout] = Candidate(plan, predict(plan))
+        return self.found[estimate.layout].prediction.ns
+
+    def best_of_families(self) -> list[Estimate]:
+        """The best estimate of those with equal sets and groups, for all of these."""
+        best: dict[tuple[int, int, bool], Estimate] = {}
+        for estimate in self.estimates:
+            best.setdefault(family_of(estimate.layout), estimate)
+        return list(best.values())
+
+    def improve(self) -> None:
+        """Predict what is like the fastest candidate, one kind of change after the other."""
+        for others in (self.other_chunks, self.other_rings):
+            if self.found:
+                for layout, share in others(self.fastest()):
+                    self.predict(self.fitted(layout, share))
+        for _ in range(OTHER_EIGHTHS):
+            if self.found:
+                layout = self.fastest()
+                shares = (layout.eighths + 1, layout.eighths - 1)
+                options = [replace(layout, eighths=share) for share in shares if 0 <= share <= EIGHTH]
+                for other in [other for other in options if other not in self.found][:1]:
+                    self.predict(self.fitted(other))
+
+    def fastest(self) -> ResidentLayout:
+        """The layout that is predicted to be fastest so far."""
+        return min(self.found, key=lambda layout: self.found[layout].prediction.ns)
+
+    def other_chunks(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        """The next best of its family, by the closed form."""
+        family = [other.layout for other in self.estimates if family_of(other.layout) == family_of(layout)]
+        return [(other, 1.0) for other in family if other not in self.found][:OTHER_CHUNKS]
+
+    def other_rings(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        """The same layout with more and with fewer slots."""
+        return [(layout, share) for share in OTHER_RINGS]
+
+    def _estimates(self) -> Iterator[Estimate]:
         """All layouts that are tried and fit."""
         for layout in (*self.layouts(), *self.tensor_layouts()):
-            estimate = self.fitted(layout, RING_GROUPS)
+            estimate = self.fitted(layout)
             if estimate is not None:
                 yield estimate
 
-    def fitted(self, layout: ResidentLayout, ring: int) -> Estimate | None:
-        """The layout with slots for ``ring`` groups, or as many as fit; None if one group does not fit."""
+    def fitted(self, layout: ResidentLayout, share: float = 1.0) -> Estimate | None:
+        """The layout with ``share`` of the slots that it can use, or as many as fit; None if one group does not fit."""
         size = group_size(self.task.shape, self.task.cores, layout)
         if layout.tensor_sums and not self._banks_fit(layout, size):
             return None
-        fitting = self._with_slots(layout, size, ring)
+        fitting = self._with_slots(layout, size, share)
         return None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size))
 
     def layouts(self) -> Iterator[ResidentLayout]:
@@ -166,27 +206,12 @@ class Search:
         columns = group_columns(self.extent, *bands)
         if columns < TENSOR_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
             return
+        eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
         for chunk in self._chunks(bands[1], columns):
             together = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
             for sets in GROUP_SETS:
                 if sets <= self.extent.channels:
-                    for eighths in TENSOR_EIGHTHS:
-                        yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths)
-
-    def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
-        """The layout with other numbers of slots, with other chunks, and with other shares of the engines."""
-        layout = best.layout
-        bands = layout.batch_bands, layout.space_bands
-        group = group_columns(self.extent, *bands)
-        options = [(layout, groups) for groups in OTHER_RINGS]
-        options += [(replace(layout, eighths=layout.eighths + more), RING_GROUPS) for more in (-1, 1)]
-        if not layout.tensor_sums:
-            chunks = {chunk_of(self.extent, bands[1], group, factor * best.size.columns) for factor in OTHER_CHUNKS}
-            options += [(replace(layout, chunk=chunk), RING_GROUPS) for chunk in sorted(chunks)]
-        for other, groups in options:
-            estimate = self.fitted(other, groups)
-            if estimate is not None:
-                yield estimate.layout
+                    yield ResidentLayout(self.split, 1, sets, *bands, together * chunk, 0, True, eighths)
 
     def _chunks(self, space_bands: int, group: int) -> list[int]:
         columns = self.extent.channels * self.extent.batches * self.extent.length / PARTITIONS
@@ -198,14 +223,14 @@ class Search:
         combines = self.task.has_terms() and layout.eighths > 0
         return bool(2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS)
 
-    def _with_slots(self, layout: ResidentLayout, size: GroupSize, groups: int) -> ResidentLayout | None:
+    def _with_slots(self, layout: ResidentLayout, size: GroupSize, share: float) -> ResidentLayout | None:
         total = size.chunks * ceil_div(self.extent.channels, layout.set_channels * layout.group_sets) + 1
         empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
         fitting = (self.budget - empty) // (one - empty)
         if self.strategy == "reread":
             return replace(layout, slots=min(fitting, REREAD_SLOTS)) if fitting >= 2 else None
         least = max(min(size.chunks + 1, total), 2)
-        slots = min(max(groups * size.chunks + 1, 2), max(total, 2), fitting)
+        slots = min(round(share * wanted_slots(size.chunks)), max(total, 2), fitting)
         return replace(layout, slots=slots) if slots >= least else None
 
     def _bytes(self, layout: ResidentLayout, size: GroupSize) -> int:
@@ -216,6 +241,11 @@ class Search:
         channels = min(layout.set_channels, owned)
         total: int = total_bytes(resident_buffers(self.task, layout, size, (channels, owned, other)))
         return total
+
+
+def family_of(layout: ResidentLayout) -> tuple[int, int, bool]:
+    """What layouts have in common that differ in chunks, slots and shares alone."""
+    return layout.set_channels, layout.group_sets, layout.tensor_sums
 
 
 def group_sizes(channels: int) -> list[int]:
