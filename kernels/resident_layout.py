@@ -7,7 +7,7 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
-from nki_bn.kernels.resident_geometry import Extent, extent_of_core, sets_together, tiles_of_unit, units_of
+from nki_bn.kernels.resident_geometry import Extent, count_tiles, extent_of_core, sets_together, units_of
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 
 # Columns of PSUM that a partial sum of Tensor may take, by the width of a set: the wider the sets, the less it costs
@@ -84,14 +84,13 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
         for i in range(len(units)):
             lanes = max(lanes, units[i].lanes())
             fewest = min(fewest, units[i].lanes())
-            tiles = tiles_of_unit(units[i], layout.chunk)
-            together = sets_together(tiles, layout.chunk, sets, channels)
-            own_set_chunks += len(tiles) + 1
-            own_chunks += len(tiles) * ceil_div(sets, together)
-            for j in range(len(tiles)):
-                columns = max(columns, together * tiles[j].width())
-                widest = max(widest, tiles[j].width())
-                own_columns += tiles[j].width()
+            tiles, width = count_tiles(units[i], layout.chunk)
+            together = sets_together(tiles, width, layout.chunk, sets, channels)
+            own_set_chunks += tiles + 1
+            own_chunks += tiles * ceil_div(sets, together)
+            columns = max(columns, together * width)
+            widest = max(widest, width)
+            own_columns += units[i].batches() * units[i].positions()
         set_chunks = max(set_chunks, own_set_chunks)
         chunks = max(chunks, own_chunks)
         set_columns = max(set_columns, own_columns)

@@ -52,10 +52,13 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
-    found = resident_candidates(problem) if problem.count else []
-    if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(plan_staged(problem)))
-    return tuple(sorted(found, key=_rank))
+    found = resident_candidates(problem)
+    staged = [_predicted(plan_staged(problem))] if not found or fits(problem, _budget(problem, None)) else []
+    best = min((*found, *staged), key=_rank, default=None)
+    if not found or (best in staged and any(buffer.name == "staged" for buffer in staged[0].plan.buffers)):
+        # Data leaves SBUF between the phases at any rate.
+        found += resident_candidates(problem, strategy="reread")
+    return tuple(sorted(found + staged, key=_rank))
 
 
 def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:

@@ -7,12 +7,13 @@ The methods have the names and the order of the kernel's functions: what changes
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from nki_bn.hardware import Timing
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of, units_of
 from nki_bn.kernels.resident_layout import group_size, layout_of
 from nki_bn.kernels.resident_stages import DRAINED_GROUPS
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
@@ -23,9 +24,11 @@ from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
 # Groups and chunks that are run at least when there are more. Whole groups of a multiple of so many chunks, on top of
 # those, tell what further groups add.
-GROUPS = 4
+GROUPS = 3
 CHUNKS = 16
 MORE_CHUNKS = 8
+# Chunks of a set of ``reread`` that are run when there are more; again so many more tell what further ones add.
+SET_CHUNKS = 8
 
 
 def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
@@ -39,14 +42,44 @@ def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
 
 def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
     """The prediction for a core that owns ``extent``."""
+    few, more = (_with_fewer_chunks(plan, extent, count) for count in (SET_CHUNKS, SET_CHUNKS + MORE_CHUNKS))
+    columns = [_columns(plan, part) for part in (few, more, extent)]
+    if plan.strategy == "resident" or columns[0] == columns[1] or columns[1] == columns[2]:
+        return _over_groups(plan, extent, timing)
+    short, long = (_over_groups(plan, part, timing) for part in (few, more))
+    return long.prolonged(short, long, (columns[2] - columns[1]) / (columns[1] - columns[0]))
+
+
+def _with_fewer_chunks(plan: ResidentPlan, extent: Extent, count: int) -> Extent:
+    """As much of every channel as ``count`` chunks hold, or all."""
+    positions = max(extent.length // plan.space_bands, 1)
+    batches, length = extent.batches, extent.length
+    if positions <= plan.chunk:
+        batches = min(batches, plan.batch_bands * (plan.chunk // positions) * count)
+    else:
+        pieces = ceil_div(positions, plan.chunk)
+        batches = min(batches, plan.batch_bands * max(count // pieces, 1))
+        length = min(length, plan.space_bands * ceil_div(positions, pieces) * count)
+    return Extent(extent.channel, extent.channels, extent.batch, batches, extent.start, length)
+
+
+def _columns(plan: ResidentPlan, extent: Extent) -> int:
+    """Columns of a set."""
+    units = units_of(extent, plan.batch_bands, plan.space_bands)
+    return sum(unit.batches() * unit.positions() for unit in units)
+
+
+def _over_groups(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
+    """The prediction for all groups of a core that owns ``extent``."""
     channels = plan.set_channels * plan.group_sets
     groups = ceil_div(extent.channels, channels)
     paces = Paces(timing, plan.cores - 1)
-    chunks = group_size(plan.shape, plan.cores, layout_of(plan)).chunks
+    shape = (extent.batches, plan.shape[1], extent.length)
+    chunks = group_size(shape, 1, layout_of(replace(plan, split="none"))).chunks
     # Loads run ahead until the ring is full, and only then does every group take as long as the one before.
     few = max(GROUPS, ceil_div(CHUNKS, chunks), ceil_div(plan.slots, chunks) + 1)
-    # Engines share chunks in turns of eight.
-    more = MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks)
+    # Engines share chunks in turns of eight, which matters where those are few.
+    more = min(MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks), ceil_div(2 * MORE_CHUNKS, chunks))
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
     short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()

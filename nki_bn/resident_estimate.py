@@ -30,20 +30,22 @@ SERIAL = 1.5
 END_NS = 2800.0
 
 
-def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> float:
+def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> float:
     """Modelled time in microseconds: the busiest engine per group, and the ends of the pipeline.
 
     The first group is loaded and added up alone, the last one combined and stored alone. Between them both phases share
     the engines, as far as the ring has room for a second group. A turn costs Vector some short instructions, and at the
-    end its whole chain of dependent steps.
+    end its whole chain of dependent steps. Phases of ``reread`` come one after the other.
     """
-    rates = GroupCost.of(task, layout, size)
+    rates = GroupCost.of(task, layout, size, strategy)
     owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
     groups = owned / (layout.set_channels * layout.group_sets)
     overlap = min(max(layout.slots - size.chunks, 0) / (size.chunks + PASSING_CHUNKS), 1.0)
     stall = 0.0 if layout.tensor_sums else TURN_STALL_NS * max(1 - (size.chunks - 1) / SPREAD_CHUNKS, 0.0)
     serial = SERIAL * (rates.first + rates.last + TURN_CHAIN_NS)
     inner = overlap * (rates.both + stall) + (1 - overlap) * serial
+    if strategy == "reread":
+        inner = rates.first + rates.last + TURN_CHAIN_NS
     ends = START_NS + TURN_CHAIN_NS + END_NS
     total: float = rates.first + rates.last + max(groups - 1, 0) * inner + ends
     return total / 1000
@@ -63,7 +65,7 @@ class GroupCost:
     both: float
 
     @classmethod
-    def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> GroupCost:
+    def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> GroupCost:
         """The cost of a full group of a layout."""
         paces = Paces(load_timing(TIMED), task.cores - 1)
         jobs = size.set_columns / size.widest * layout.group_sets
@@ -79,9 +81,10 @@ class GroupCost:
         one = paces.transfer(size.lanes, descriptors, size.columns * itemsize).shared
         moved = size.set_columns * layout.group_sets / size.columns
         trigger = paces.timing.dma.spacing
+        again = 2 if strategy == "reread" else 0
         return cls(
             first=max(jobs * max(first), moved * max(tensors * one, 2 * trigger)),
-            last=max(jobs * max(last), moved * max(one, trigger)),
+            last=max(jobs * max(last), (1 + again) * moved * max(one, trigger)),
             both=max(*together, moved * max((tensors + 1) * one, 3 * trigger)),
         )
 

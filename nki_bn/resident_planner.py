@@ -44,7 +44,7 @@ GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
 # Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
 # are like the fastest of them, but have other rings, other chunks, or other shares of the engines.
-PREDICTED = 6
+PREDICTED = {"resident": 6, "reread": 3}
 OTHER_RINGS = (0.7, 1.4)
 OTHER_CHUNKS = 2
 OTHER_EIGHTHS = 3
@@ -84,7 +84,7 @@ def resident_candidates(
     if target.generation < 3:
         return []
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    for estimate in search.best_of_families()[:PREDICTED]:
+    for estimate in search.best_of_families()[: PREDICTED[strategy]]:
         search.predict(estimate)
     search.improve()
     return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
@@ -185,7 +185,9 @@ class Search:
         if layout.tensor_sums and not self._banks_fit(layout, size):
             return None
         fitting = self._with_slots(layout, size, share)
-        return None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size))
+        return (
+            None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size, self.strategy))
+        )
 
     def layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
