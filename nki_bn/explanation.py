@@ -11,8 +11,8 @@ from nki_bn.hardware import load_target, load_timing
 from nki_bn.kernels.plan import total_bytes
 from nki_bn.layout_words import STRATEGIES, brief, owned_part, words_of
 from nki_bn.pipeline import Prediction
-from nki_bn.planner import INSTRUCTIONS, candidates
-from nki_bn.predict import TIMED, Candidate, Plan
+from nki_bn.planner import candidates
+from nki_bn.predict import INSTRUCTIONS, TIMED, Candidate, Plan
 from nki_bn.problem import BackwardProblem, Problem
 
 # Work that differs by less is no reason for a difference in time.

@@ -14,12 +14,10 @@ from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.predict import Candidate, Plan, predict
+from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import resident_candidates
 
-# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
-INSTRUCTIONS = 20_000
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
 
@@ -52,13 +50,16 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
+    if not problem.count:
+        return (_predicted(plan_staged(problem)),)
     found = resident_candidates(problem)
-    staged = [_predicted(plan_staged(problem))] if not found or fits(problem, _budget(problem, None)) else []
+    staged = [_predicted(plan_staged(problem))] if fits(problem, _budget(problem, None)) else []
     best = min((*found, *staged), key=_rank, default=None)
     if not found or (best in staged and any(buffer.name == "staged" for buffer in staged[0].plan.buffers)):
         # Data leaves SBUF between the phases at any rate.
         found += resident_candidates(problem, strategy="reread")
-    return tuple(sorted(found + staged, key=_rank))
+    # If nothing fits, what is wrong with staged is the error.
+    return tuple(sorted(found + staged, key=_rank)) or (_predicted(plan_staged(problem)),)
 
 
 def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:

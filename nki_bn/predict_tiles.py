@@ -19,6 +19,8 @@ from nki_bn.predict_columns import Columns
 # Channel tiles, and tiles beyond those in slots, that are run when there are more; and how many more, to see what they
 # add.
 CHANNEL_TILES, MORE_CHANNEL_TILES = 2, 1
+# Channel tiles in slots at a time, beyond which more change nothing.
+MOST_CHANNEL_TILES = 64
 TILES, MORE_TILES = 8, 4
 
 
@@ -77,7 +79,7 @@ def _predicted(plan: BackwardPlan | ForwardPlan, core: int, run: Callable[[Walk]
             return run(Walk(plan.bands, tiles, walked, block, channels == 1 and length == positions))
 
         # The slots hold the tiles of several channel tiles, if those have few.
-        few = CHANNEL_TILES + plan.interleave // count
+        few = CHANNEL_TILES + min(plan.interleave // count, MOST_CHANNEL_TILES)
         found = _extrapolated(over_channels, owned, few, MORE_CHANNEL_TILES)
         blocks = ceil_div(owned, BLOCK_TILES) - ceil_div(min(owned, few + MORE_CHANNEL_TILES), BLOCK_TILES)
         if blocks > 0:

@@ -28,6 +28,11 @@ RING_GROUPS = 4
 PASSING_CHUNKS = 7
 SERIAL = 1.5
 END_NS = 2800.0
+# Instructions of a chunk: DMAs, product, sums, combination; and of a turn.
+JOB_INSTRUCTIONS = 8
+TURN_INSTRUCTIONS = 16
+# Shares of engines are counted in eighths of the chunks.
+EIGHTHS = 8
 
 
 def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> float:
@@ -49,6 +54,18 @@ def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize, st
     ends = START_NS + TURN_CHAIN_NS + END_NS
     total: float = rates.first + rates.last + max(groups - 1, 0) * inner + ends
     return total / 1000
+
+
+def estimated_instructions(task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> float:
+    """Instructions of a core: of all jobs, with their share of DMAs, and of turns."""
+    owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
+    sets = owned / layout.set_channels
+    job = JOB_INSTRUCTIONS
+    if layout.tensor_sums:
+        share = layout.eighths / EIGHTHS
+        job += 2 * ceil_div(size.widest, slice_of(size.widest, size.set_columns))
+        job += share * (3 * ceil_div(size.widest, BANK_COLUMNS))
+    return float(sets * (size.set_columns / size.widest * job + TURN_INSTRUCTIONS / layout.group_sets))
 
 
 def wanted_slots(chunks: int) -> int:
@@ -105,7 +122,7 @@ def _sum_engines(
         products = paces.products(width, some, 1, wide).busy + paces.products(width, some, 1, True).busy
         share = width / size.set_columns
         return vector + share * paces.vector("reduce", 2 * some).busy, 0.0, products
-    by_vector = layout.eighths / 8
+    by_vector = layout.eighths / EIGHTHS
     vector += by_vector * paces.vector("reduce", width).busy
     return vector, (2 - by_vector) * paces.accumulated(width).busy, 0.0
 
@@ -123,7 +140,7 @@ def _combination_engines(
     scalar = paces.scalar(width, 2).busy
     if not layout.tensor_sums:
         return vector, scalar, 0.0
-    share = layout.eighths / 8
+    share = layout.eighths / EIGHTHS
     banks = ceil_div(width, BANK_COLUMNS)
     emptied = banks * paces.emptied(width / banks).busy + 2 * paces.scalar(128, 1).busy
     products = paces.products(width, ceil_div(width, banks), 3, False).busy

@@ -21,12 +21,10 @@ from nki_bn.kernels.resident_layout import (
 )
 from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.predict import Candidate, predict
+from nki_bn.predict import INSTRUCTIONS, Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem
-from nki_bn.resident_estimate import estimated_us, wanted_slots
+from nki_bn.resident_estimate import EIGHTHS, estimated_instructions, estimated_us, wanted_slots
 
-# A share of an engine is counted in eighths of the chunks.
-EIGHTH = 8
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
 NARROWEST_CHUNK = 392
 # Chunk widths that are tried, besides 12*sqrt(columns of the core), which is what the ends of the pipeline ask for, and
@@ -35,8 +33,8 @@ CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
 # With ``fast`` Vector combines in half the time.
-EIGHTHS = 3
-EIGHTHS_FLOAT32 = 5
+VECTOR_EIGHTHS = 3
+VECTOR_EIGHTHS_FLOAT32 = 5
 TENSOR_EIGHTHS = 5
 TENSOR_EIGHTHS_FAST = 3
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
@@ -56,11 +54,12 @@ BANKS = 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """A layout that fits, the size of its groups, and its time by the closed form."""
+    """A layout that fits, the size of its groups; by the closed form its time, and if it has too many instructions."""
 
     layout: ResidentLayout
     size: GroupSize
     us: float
+    over: bool
 
 
 def best_resident(
@@ -127,7 +126,7 @@ class Search:
         self.extent = extent_of_core(self.task.shape, self.split, 0, self.task.cores)
 
         self.found: dict[ResidentLayout, Candidate] = {}
-        self.estimates = sorted(self._estimates(), key=lambda estimate: estimate.us)
+        self.estimates = sorted(self._estimates(), key=lambda estimate: (estimate.over, estimate.us))
 
     def predict(self, estimate: Estimate | None) -> float:
         """ns of a layout, which becomes a candidate; infinite for one that does not fit."""
@@ -155,7 +154,7 @@ class Search:
             if self.found:
                 layout = self.fastest()
                 shares = (layout.eighths + 1, layout.eighths - 1)
-                options = [replace(layout, eighths=share) for share in shares if 0 <= share <= EIGHTH]
+                options = [replace(layout, eighths=share) for share in shares if 0 <= share <= EIGHTHS]
                 for other in [other for other in options if other not in self.found][:1]:
                     self.predict(self.fitted(other))
 
@@ -185,13 +184,14 @@ class Search:
         if layout.tensor_sums and not self._banks_fit(layout, size):
             return None
         fitting = self._with_slots(layout, size, share)
-        return (
-            None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size, self.strategy))
-        )
+        if fitting is None:
+            return None
+        over = estimated_instructions(self.task, fitting, size) > INSTRUCTIONS
+        return Estimate(fitting, size, estimated_us(self.task, fitting, size, self.strategy), over)
 
     def layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
-        eighths = EIGHTHS if self.task.folded() else EIGHTHS_FLOAT32
+        eighths = VECTOR_EIGHTHS if self.task.folded() else VECTOR_EIGHTHS_FLOAT32
         for channels in group_sizes(self.extent.channels):
             bands = bands_of(self.extent, PARTITIONS // channels)
             group = group_columns(self.extent, *bands)

@@ -12,8 +12,8 @@ import nki_bn
 from nki_bn.cli import main
 from nki_bn.explanation import Explanation, explain
 from nki_bn.kernels.plan import total_bytes
-from nki_bn.planner import INSTRUCTIONS, candidates
-from nki_bn.predict import predict
+from nki_bn.planner import candidates
+from nki_bn.predict import INSTRUCTIONS, predict
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 
 SHAPE = "16,48,14,14"
