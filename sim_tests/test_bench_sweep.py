@@ -149,8 +149,7 @@ def test_paths_differ_by_what_matters() -> None:
 
 
 def test_what_is_too_large_without_a_twin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_BATCHES", ())
-    monkeypatch.setattr(checks, "_POSITIONS", ())
+    monkeypatch.setattr(checks, "_spaces", lambda problem: [])
     problem = BackwardProblem((32, 256, 56, 56), "bfloat16")
     with pytest.raises(checks.CheckFailed, match="no small shape was found that takes the code path of"):
         checks.small_twin(problem, plan_of(problem, "staged"))
