@@ -185,12 +185,13 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
 
 def share_columns(columns: nl.NkiTensor, count: int) -> None:
     """-rstd/N and -scale/N: what of the coefficients of dx does not depend on the sums."""
-    nisa.tensor_scalar(
-        dst=column(columns, ROOT_SHARE), data=column(columns, RSTD), op0=nl.multiply, operand0=-1.0 / count
-    )
-    nisa.tensor_scalar(
-        dst=column(columns, SCALE_SHARE), data=column(columns, SCALE), op0=nl.multiply, operand0=-1.0 / count
-    )
+    share_of_column(columns, ROOT_SHARE, RSTD, count)
+    share_of_column(columns, SCALE_SHARE, SCALE, count)
+
+
+def share_of_column(columns: nl.NkiTensor, dst: int, source: int, count: int) -> None:
+    """Column ``dst`` = column ``source`` * -1/count."""
+    nisa.tensor_scalar(dst=column(columns, dst), data=column(columns, source), op0=nl.multiply, operand0=-1.0 / count)
 
 
 def product_of(columns: nl.NkiTensor, dst: int, left: int, right: int) -> None:

@@ -15,13 +15,11 @@ from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.pipeline import Prediction
-from nki_bn.predict import Candidate, Plan, predict
+from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import resident_candidates
 from nki_bn.transposed_planner import SHORT_ROW, best_transposed
 
-# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
-INSTRUCTIONS = 20_000
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
 
@@ -54,11 +52,17 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
-    found = resident_candidates(problem) if problem.count else []
-    if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(plan_staged(problem)))
+    if not problem.count:
+        return (_predicted(plan_staged(problem)),)
+    found = resident_candidates(problem)
+    staged = [_predicted(plan_staged(problem))] if fits(problem, _budget(problem, None)) else []
+    best = min((*found, *staged), key=_rank, default=None)
+    if not found or (best in staged and any(buffer.name == "staged" for buffer in staged[0].plan.buffers)):
+        # Data leaves SBUF between the phases at any rate.
+        found += resident_candidates(problem, strategy="reread")
+    # If nothing fits, what is wrong with staged is the error.
     found += _transposed(problem)
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(found + staged, key=_rank)) or (_predicted(plan_staged(problem)),)
 
 
 def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
@@ -115,7 +119,7 @@ def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
     best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
     if best is None:
         return []
-    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
+    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0, 0.0))]
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -16,6 +16,8 @@ from nki_bn.predict_two_read import predict_two_read
 
 Plan: TypeAlias = BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | TransposedForwardPlan
 
+# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
+INSTRUCTIONS = 20_000
 # The one target with timing parameters; plans for the others are compared by them too.
 TIMED = "trn2"
 

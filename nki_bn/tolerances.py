@@ -42,13 +42,14 @@ UNDERFLOW = 2.0**-126
 @dataclass(frozen=True)
 class Arithmetic:
     """What decides the rounding of a run: dtype of the input, modes of the simulator, and of the plan whether it stages
-    dy', whether Tensor combines dx."""
+    dy', whether Tensor combines dx, whether the x-term of dx is rounded to the dtype of the input."""
 
     dtype: str
     numerics: str = "trn2"
     accumulate: str = "pairwise"
     staged: bool = False
     tensor: bool = False
+    fast: bool = False
 
     @property
     def slope(self) -> float:
@@ -169,7 +170,14 @@ def _training_dx(
     staged = arithmetic.staging * np.abs(want.factor * case.dy.astype(np.float64))
     count = max(1, case.x.size // case.x.shape[1])
     error: Float64 = arithmetic.elements * want.dx.scale + np.abs(want.factor) * through_sums / count + staged
-    return error
+    return error + half_unit(_input_term(want, count) + error, case.x.dtype) if arithmetic.fast else error
+
+
+def _input_term(want: BackwardReference, count: int) -> Float64:
+    """What is subtracted from gamma*rstd*dy' in dx, without its sign: like x."""
+    constant, slope = (reference.column(sums.value, want.normalised) for sums in (want.dbeta, want.dgamma))
+    term: Float64 = np.abs(want.factor * (constant + want.normalised * slope)) / count
+    return term
 
 
 def _mean_part(mean: Array, var: Array, eps: float) -> Float64:

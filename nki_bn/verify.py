@@ -131,7 +131,12 @@ def arithmetic_of(
     numerics = options.numerics if execute.which_nki().kind == "embedded" else "trn2"
     staged = any(buffer.name == "staged" for buffer in plan.buffers)
     tensor = isinstance(plan, ResidentPlan) and plan.tensor_sums and plan.eighths > 0
-    return Arithmetic(problem.dtype, numerics, options.accumulate, staged, tensor)
+    return Arithmetic(problem.dtype, numerics, options.accumulate, staged, tensor, is_fast(plan))
+
+
+def is_fast(plan: ForwardPlan | BackwardPlan | ResidentPlan) -> bool:
+    """Whether a plan rounds the x-term of dx to the dtype of x."""
+    return isinstance(plan, ResidentPlan) and plan.fast
 
 
 def table(comparisons: Sequence[Comparison]) -> str:
