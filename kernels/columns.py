@@ -28,7 +28,14 @@ SCRATCH = 17  # three columns
 RATIO = 20
 MINUS_SCALE = 21
 MINUS_OFFSET = 22
-COLUMN_COUNT = 23
+FACTOR = 23
+COLUMN_COUNT = 24
+
+# Instructions of `reciprocal_root`.
+ROOT_STEPS = 8
+# Instructions of `scale_and_shift`, with the shift and without.
+SHIFT_STEPS = 3
+SCALE_STEPS = 1
 
 # Clearing the low 8 bits of a float32 leaves 16 significant bits.
 KEEP_16_BITS = -256
@@ -55,18 +62,32 @@ def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> No
 
     The step is skipped where the first value is 0 or infinite (var infinite, or var + eps = 0).
     """
+    for step in range(ROOT_STEPS):
+        root_step(columns, flag, eps, step)
+
+
+def root_step(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float, step: int) -> None:
+    """One of the ``ROOT_STEPS`` instructions of :func:`reciprocal_root`, each of which waits for the one before."""
     value = column(columns, SCRATCH)
     root = column(columns, RSTD)
     near_one = column(columns, SCRATCH + 1)
-    step = column(columns, SCRATCH + 2)
-    nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
-    nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
-    nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
-    nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
-    nisa.tensor_scalar(dst=step, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
-    nisa.tensor_tensor(dst=step, data1=step, data2=root, op=nl.multiply)
-    nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
-    nisa.tensor_copy_predicated(dst=root, src=step, predicate=flag)
+    better = column(columns, SCRATCH + 2)
+    if step == 0:
+        nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
+    if step == 1:
+        nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
+    if step == 2:
+        nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
+    if step == 3:
+        nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
+    if step == 4:
+        nisa.tensor_scalar(dst=better, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
+    if step == 5:
+        nisa.tensor_tensor(dst=better, data1=better, data2=root, op=nl.multiply)
+    if step == 6:
+        nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
+    if step == 7:
+        nisa.tensor_copy_predicated(dst=root, src=better, predicate=flag)
 
 
 def split_mean(columns: nl.NkiTensor) -> None:
@@ -80,11 +101,22 @@ def split_mean(columns: nl.NkiTensor) -> None:
 
 def scale_and_shift(columns: nl.NkiTensor, with_shift: bool) -> None:
     """scale = gamma*rstd and, when y is recomputed, shift = beta - lo*scale, so that y = (x - hi)*scale + shift."""
-    scale = column(columns, SCALE)
-    nisa.tensor_tensor(dst=scale, data1=column(columns, GAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    steps = SCALE_STEPS
     if with_shift:
-        shift = column(columns, SHIFT)
+        steps = SHIFT_STEPS
+    for step in range(steps):
+        shift_step(columns, step)
+
+
+def shift_step(columns: nl.NkiTensor, step: int) -> None:
+    """One of the instructions of :func:`scale_and_shift`, each of which waits for the one before."""
+    scale = column(columns, SCALE)
+    shift = column(columns, SHIFT)
+    if step == 0:
+        nisa.tensor_tensor(dst=scale, data1=column(columns, GAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    if step == 1:
         nisa.tensor_tensor(dst=shift, data1=column(columns, LO), data2=scale, op=nl.multiply)
+    if step == 2:
         nisa.tensor_tensor(dst=shift, data1=column(columns, BETA), data2=shift, op=nl.subtract)
 
 

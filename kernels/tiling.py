@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import ceil_div, share_of
 
 
@@ -161,7 +161,9 @@ def output(needed: bool, shape: tuple[int, ...], dtype: str, name: str) -> nl.Nk
     return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
 
 
-def check_made_for(plan: BackwardPlan | ResidentPlan | ForwardPlan, shape: tuple[int, int, int], dtype: str) -> None:
+def check_made_for(
+    plan: BackwardPlan | ResidentPlan | ForwardPlan | ResidentForwardPlan, shape: tuple[int, int, int], dtype: str
+) -> None:
     """A plan is made for this shape, this dtype and as many cores as there are."""
     made = (plan.shape, plan.dtype, plan.cores)
     asked = (shape, dtype, nl.num_programs(0))

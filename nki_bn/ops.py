@@ -11,7 +11,7 @@ import numpy as np
 from nki_bn import execute
 from nki_bn.execute import ForwardInputs
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, total_bytes
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan, total_bytes
 from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase, ForwardProblem, Problem
 from nki_bn.requests import BackwardRequest, ForwardRequest, prepare_backward, prepare_forward
@@ -53,7 +53,7 @@ def batch_norm_fwd(
     save_relu_mask: bool = True,
     lnc: int | None = None,
     target: str = "trn2",
-    plan: ForwardPlan | None = None,
+    plan: ForwardPlan | ResidentForwardPlan | None = None,
 ) -> BatchNormForward:
     """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
 
@@ -143,11 +143,11 @@ def batch_norm_bwd(
     return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-def run_forward(request: ForwardRequest, plan: ForwardPlan | None = None) -> BatchNormForward:
+def run_forward(request: ForwardRequest, plan: ForwardPlan | ResidentForwardPlan | None = None) -> BatchNormForward:
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
-    _check_plan(plan, (ForwardPlan,), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    _check_plan(plan, (ForwardPlan, ResidentForwardPlan), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
     if problem.count:
         y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:

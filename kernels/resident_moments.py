@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-channel work of the forward strategies ``resident`` and ``reread``: the turn from moments to coefficients.
+
+A turn is a chain of short instructions, each of which waits for the one before. It is given out in steps, so that the
+caller can put other work of Vector between them.
+
+    gather         the moments of each lane; transposed into rows and, band by band, back to one row per channel
+    merge          bn_aggr over the bands of a channel, and over cores; transposed and repeated back to all lanes
+    coefficients   rstd, mean = hi + lo, scale, shift
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.columns import (
+    BETA,
+    FACTOR,
+    GAMMA,
+    HI,
+    LO,
+    MEAN,
+    ROOT_STEPS,
+    SCALE,
+    SHIFT_STEPS,
+    VAR,
+    column,
+    column_tile,
+    load_column,
+    root_step,
+    shift_step,
+    split_mean,
+)
+from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core
+from nki_bn.kernels.moments import exchange_moments
+from nki_bn.kernels.plan import ResidentForwardPlan, allocate
+from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
+
+# Steps of a turn before the coefficients: gather, wait for Tensor, scale, merge, wait for Tensor.
+SCALE_AT = 3
+MERGE_AT = 4
+MERGE_STEPS = 7
+# Without bands and cores to merge the lanes' moments are those of the channels.
+PLAIN_STEPS = 1
+# Steps of the coefficients, for all that is done to any of them.
+COEFFICIENT_STEPS = ROOT_STEPS + SHIFT_STEPS + 1
+# The largest number of each 16-bit format.
+LARGEST_BFLOAT16 = 3.3895313892515355e38
+LARGEST_FLOAT16 = 65504.0
+# From this |hi| on x - hi of two float16 numbers may exceed the largest one, and is halved.
+HALVED_FROM = 16.0
+
+
+@dataclass(frozen=True)
+class Block(nl.NKIObject):
+    """Groups ``first`` to ``first + groups`` of ``channels`` channels each, on ``lanes`` partitions.
+
+    ``columns`` is (lanes, columns, groups); ``flag`` (uint8) and ``rounded`` (dtype of x) are scratch, (lanes, groups).
+    """
+
+    first: int
+    groups: int
+    channel: int
+    channels: int
+    lanes: int
+    columns: nl.NkiTensor
+    flag: nl.NkiTensor
+    rounded: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class TurnTiles(nl.NKIObject):
+    """What a turn works in: ``pairs`` in PSUM, all else in SBUF.
+
+    ``counts`` holds 1 and the number of values for each band, ``triples`` that number in the first of three places.
+    """
+
+    rows: list[nl.NkiTensor]
+    pairs: nl.NkiTensor
+    counts: nl.NkiTensor
+    triples: nl.NkiTensor
+    merged: nl.NkiTensor
+    parts: nl.NkiTensor
+
+
+def is_narrow(plan: ResidentForwardPlan) -> bool:
+    """Whether x - hi is kept in the 16 bits of x; under a ReLU it is not, as the backward's recomputed mask says."""
+    return plan.dtype != nl.float32 and not plan.relu
+
+
+def shares_channels(plan: ResidentForwardPlan) -> bool:
+    """Whether both cores have values of the same channels."""
+    return plan.split == "batch" or plan.split == "spatial"
+
+
+def blocks_of(extent: Extent, plan: ResidentForwardPlan) -> list[Block]:
+    """The blocks of a core: the groups of ``plan.group_channels`` channels, and what is left."""
+    blocks: list[Block] = []
+    whole = extent.channels // plan.group_channels
+    rest = extent.channels % plan.group_channels
+    if whole > 0:
+        blocks.append(block_at(extent, plan, 0, whole, plan.group_channels, ""))
+    if rest > 0:
+        prefix = ""
+        if whole > 0:
+            prefix = "last "
+        blocks.append(block_at(extent, plan, whole, 1, rest, prefix))
+    return blocks
+
+
+def block_at(
+    extent: Extent, plan: ResidentForwardPlan, first: int, groups: int, channels: int, prefix: str
+) -> Block:
+    """The block of ``groups`` groups of ``channels`` channels from group number ``first`` on."""
+    channel = extent.channel + first * plan.group_channels
+    lanes = bands_in_use(extent, plan) * channels
+    partitions = nl.tile_size.pmax
+    columns = column_tile(allocate(plan.buffers, prefix + "columns", partitions)[0], lanes, groups)
+    flag = allocate(plan.buffers, prefix + "flag", partitions)[0][0:lanes, 0:groups]
+    rounded = flag
+    if is_narrow(plan):
+        rounded = allocate(plan.buffers, prefix + "rounded", partitions)[0][0:lanes, 0:groups]
+    return Block(first, groups, channel, channels, lanes, columns, flag, rounded)
+
+
+def units_of_core(extent: Extent, plan: ResidentForwardPlan) -> list[Unit]:
+    """The units of any group of a core, as if it had one channel."""
+    single = Extent(extent.channel, 1, extent.batch, extent.batches, extent.start, extent.length)
+    return units_of(single, plan.batch_bands, plan.space_bands)
+
+
+def bands_in_use(extent: Extent, plan: ResidentForwardPlan) -> int:
+    """Bands of this core that have values."""
+    bands = 0
+    units = units_of_core(extent, plan)
+    for i in range(len(units)):
+        bands = max(bands, units[i].lanes())
+    return bands
+
+
+def start_block(tensors: ForwardTensors, block: Block) -> None:
+    """Load the parameters of a block."""
+    rows = nl.ds(block.channel, block.groups * block.channels)
+    bands = block.lanes // block.channels
+    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.groups)
+    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.groups)
+
+
+def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, eps: float) -> None:
+    """Load given statistics of a block and derive its coefficients."""
+    rows = nl.ds(block.channel, block.groups * block.channels)
+    bands = block.lanes // block.channels
+    load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups)
+    load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups)
+    for step in range(COEFFICIENT_STEPS):
+        coefficient_step(plan, block.columns, block.flag, block.rounded, eps, step)
+
+
+def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
+    """Allocate what turns work in, and write the numbers of values that bands have."""
+    lanes = nl.tile_size.pmax
+    tiles = TurnTiles(
+        allocate(plan.buffers, "rows", 2),
+        nl.ndarray((lanes, 2 * lanes), dtype=nl.float32, buffer=nl.psum),
+        allocate(plan.buffers, "counts", lanes)[0],
+        allocate(plan.buffers, "triples", lanes)[0],
+        allocate(plan.buffers, "merged", lanes)[0],
+        allocate(plan.buffers, "parts", lanes)[0],
+    )
+    units = units_of_core(extent, plan)
+    bands = bands_in_use(extent, plan)
+    factors = tiles.counts[:, 0 : 2 * bands].reshape((lanes, bands, 2))
+    triples = tiles.triples[:, 0 : 3 * bands].reshape((lanes, bands, 3))
+    nisa.memset(dst=factors, value=1.0, engine=nisa.engine.gpsimd)
+    start = 0
+    for _ in range(len(units)):
+        # Bands from `start` on, up to where the next unit ends, have equally many values.
+        end = bands
+        count = 0
+        for i in range(len(units)):
+            if units[i].lanes() > start:
+                end = min(end, units[i].lanes())
+                count += units[i].batches() * units[i].positions()
+        if end > start:
+            nisa.memset(dst=factors[:, start:end, 1:2], value=float(count), engine=nisa.engine.gpsimd)
+            nisa.memset(dst=triples[:, start:end, 0:1], value=float(count), engine=nisa.engine.gpsimd)
+        start = end
+    return tiles
+
+
+def merges(plan: ResidentForwardPlan, block: Block) -> bool:
+    """Whether the moments of a lane are not yet those of a channel."""
+    return block.lanes > block.channels or shares_channels(plan)
+
+
+def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
+    """Steps of a turn."""
+    steps = PLAIN_STEPS
+    if merges(plan, block):
+        steps = MERGE_STEPS
+    if plan.need_y:
+        steps += COEFFICIENT_STEPS
+    return steps
+
+
+def turn_step(
+    tensors: ForwardTensors,
+    plan: ResidentForwardPlan,
+    block: Block,
+    group: int,
+    pieces: nl.NkiTensor,
+    tiles: TurnTiles,
+    eps: float,
+    step: int,
+) -> None:
+    """One step of the turn of a group, whose lanes have the results of bn_stats in ``pieces``."""
+    at = group - block.first
+    columns = block.columns[:, :, at : at + 1]
+    moments = columns[:, MEAN : VAR + 1, 0]
+    first = PLAIN_STEPS
+    if merges(plan, block):
+        first = MERGE_STEPS
+        if step == 0:
+            nisa.bn_aggr(dst=moments, data=pieces)
+            gather_bands(block, moments, tiles)
+        if step == SCALE_AT:
+            scale_bands(block, tiles)
+        if step == MERGE_AT:
+            merge_bands(tensors, plan, block, moments, tiles)
+    elif step == 0:
+        nisa.bn_aggr(dst=moments, data=pieces)
+    if step >= first:
+        flag = block.flag[:, at : at + 1]
+        coefficient_step(plan, columns, flag, block.rounded[:, at : at + 1], eps, step - first)
+
+
+def gather_bands(block: Block, moments: nl.NkiTensor, tiles: TurnTiles) -> None:
+    """(mean, var) of all lanes to one row per channel, in PSUM, a pair for each band.
+
+    Transposes move bits on trn2, so that nothing leaks from one channel into another.
+    """
+    lanes = block.lanes
+    channels = block.channels
+    across = nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=across, data=moments)
+    rows = tiles.rows[0][:, 0:lanes]
+    nisa.tensor_copy(dst=rows, src=across, engine=nisa.engine.scalar)
+    bands = lanes // channels
+    pairs = tiles.pairs[0:channels, 0 : 2 * bands]
+    for band in range(bands):
+        nisa.nc_transpose(dst=pairs[:, 2 * band : 2 * band + 2], data=rows[:, nl.ds(band * channels, channels)])
+
+
+def scale_bands(block: Block, tiles: TurnTiles) -> None:
+    """(mean, var) of the bands become (n, mean, n*var)."""
+    channels = block.channels
+    bands = block.lanes // channels
+    pairs = tiles.pairs[0:channels, 0 : 2 * bands]
+    counts = tiles.counts[0:channels, 0 : 2 * bands]
+    triples = tiles.triples[0:channels, 0 : 3 * bands].reshape((channels, bands, 3))
+    shape = (channels, bands, 2)
+    nisa.tensor_tensor(
+        dst=triples[:, :, 1:3], data1=pairs.reshape(shape), data2=counts.reshape(shape), op=nl.multiply
+    )
+
+
+def merge_bands(
+    tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, moments: nl.NkiTensor, tiles: TurnTiles
+) -> None:
+    """Merge the bands of each channel, and the cores, and give every lane the result."""
+    lanes = block.lanes
+    channels = block.channels
+    bands = lanes // channels
+    merged = tiles.merged[0:channels, :]
+    nisa.bn_aggr(dst=merged, data=tiles.triples[0:channels, 0 : 3 * bands])
+    if shares_channels(plan):
+        exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
+    across = nl.ndarray((2, channels), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=across, data=merged)
+    rows = tiles.rows[1][:, 0:lanes]
+    repeated = across.expand_dim(1).broadcast(1, bands)
+    nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated, engine=nisa.engine.scalar)
+    back = nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=back, data=rows)
+    nisa.tensor_copy(dst=moments, src=back, engine=nisa.engine.scalar)
+
+
+def coefficient_step(
+    plan: ResidentForwardPlan, columns: nl.NkiTensor, flag: nl.NkiTensor, rounded: nl.NkiTensor, eps: float, step: int
+) -> None:
+    """One of the ``COEFFICIENT_STEPS`` steps from mean and variance to hi, scale and shift.
+
+    The instructions of a step do not wait for each other, but for those of the step before.
+    """
+    if step < ROOT_STEPS:
+        root_step(columns, flag, eps, step)
+    elif step < ROOT_STEPS + SHIFT_STEPS:
+        shift_step(columns, step - ROOT_STEPS)
+    if is_narrow(plan):
+        narrow_step(plan.dtype, columns, rounded, step)
+    elif step == 0:
+        split_mean(columns)
+
+
+def narrow_step(dtype: str, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: int) -> None:
+    """What narrow plans have beside the rest: mean = hi + lo with hi a number of ``dtype``, and factors for float16.
+
+    x - hi is then exact in ``dtype`` wherever x is within a factor of two of hi. float16 has too short a range for any
+    x - hi: a large hi makes it (x - hi)/2, and the scale twice as large.
+    """
+    hi = column(columns, HI)
+    factor = column(columns, FACTOR)
+    scale = column(columns, SCALE)
+    largest = LARGEST_BFLOAT16
+    if dtype == nl.float16:
+        largest = LARGEST_FLOAT16
+    if step == 0:
+        mean = column(columns, MEAN)
+        nisa.tensor_scalar(
+            dst=rounded, data=mean, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=-largest
+        )
+    if step == 1:
+        nisa.tensor_copy(dst=hi, src=rounded)
+    if step == 2:
+        nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
+    if dtype == nl.float16:
+        if step == 3:
+            nisa.tensor_scalar(dst=factor, data=hi, op0=nl.abs, operand0=0.0, op1=nl.greater_equal, operand1=HALVED_FROM)
+        if step == ROOT_STEPS + SHIFT_STEPS:
+            nisa.scalar_tensor_tensor(
+                dst=scale, data=factor, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=scale
+            )
+            nisa.tensor_scalar(dst=factor, data=factor, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.0)
