@@ -18,7 +18,6 @@ import nki
 import nki.language as nl
 
 from nki_bn.kernels.forward_phases import (
-    ChannelTile,
     ForwardTensors,
     ForwardWork,
     allocate_work,

@@ -11,7 +11,6 @@ from nki_bn.kernels.columns import (
     GAMMA,
     MEAN,
     VAR,
-    column,
     column_tile,
     load_column,
     reciprocal_root,

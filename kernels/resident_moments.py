@@ -109,9 +109,7 @@ def blocks_of(extent: Extent, plan: ResidentForwardPlan) -> list[Block]:
     return blocks
 
 
-def block_at(
-    extent: Extent, plan: ResidentForwardPlan, first: int, groups: int, channels: int, prefix: str
-) -> Block:
+def block_at(extent: Extent, plan: ResidentForwardPlan, first: int, groups: int, channels: int, prefix: str) -> Block:
     """The block of ``groups`` groups of ``channels`` channels from group number ``first`` on."""
     channel = extent.channel + first * plan.group_channels
     lanes = bands_in_use(extent, plan) * channels
@@ -260,9 +258,7 @@ def scale_bands(block: Block, tiles: TurnTiles) -> None:
     counts = tiles.counts[0:channels, 0 : 2 * bands]
     triples = tiles.triples[0:channels, 0 : 3 * bands].reshape((channels, bands, 3))
     shape = (channels, bands, 2)
-    nisa.tensor_tensor(
-        dst=triples[:, :, 1:3], data1=pairs.reshape(shape), data2=counts.reshape(shape), op=nl.multiply
-    )
+    nisa.tensor_tensor(dst=triples[:, :, 1:3], data1=pairs.reshape(shape), data2=counts.reshape(shape), op=nl.multiply)
 
 
 def merge_bands(
@@ -317,18 +313,16 @@ def narrow_step(dtype: str, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: 
         largest = LARGEST_FLOAT16
     if step == 0:
         mean = column(columns, MEAN)
-        nisa.tensor_scalar(
-            dst=rounded, data=mean, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=-largest
-        )
+        nisa.tensor_scalar(dst=rounded, data=mean, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=-largest)
     if step == 1:
         nisa.tensor_copy(dst=hi, src=rounded)
     if step == 2:
         nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
     if dtype == nl.float16:
         if step == 3:
-            nisa.tensor_scalar(dst=factor, data=hi, op0=nl.abs, operand0=0.0, op1=nl.greater_equal, operand1=HALVED_FROM)
-        if step == ROOT_STEPS + SHIFT_STEPS:
-            nisa.scalar_tensor_tensor(
-                dst=scale, data=factor, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=scale
+            nisa.tensor_scalar(
+                dst=factor, data=hi, op0=nl.abs, operand0=0.0, op1=nl.greater_equal, operand1=HALVED_FROM
             )
+        if step == ROOT_STEPS + SHIFT_STEPS:
+            nisa.scalar_tensor_tensor(dst=scale, data=factor, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=scale)
             nisa.tensor_scalar(dst=factor, data=factor, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.0)

@@ -147,7 +147,9 @@ def run_forward(request: ForwardRequest, plan: ForwardPlan | ResidentForwardPlan
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
-    _check_plan(plan, (ForwardPlan, ResidentForwardPlan), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"})
+    _check_plan(
+        plan, (ForwardPlan, ResidentForwardPlan), problem, asked | {"need_y": True, "need_mask": problem.relu == "mask"}
+    )
     if problem.count:
         y, *statistics, mask = execute.run_forward(inputs, problem, plan or plan_forward(problem))
     else:

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import best_resident
 
+Plan: TypeAlias = ForwardPlan | ResidentForwardPlan | BackwardPlan | ResidentPlan
 
-def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
+
+def plan(problem: Problem) -> Plan:
     """The plan of a forward or a backward pass.
 
     Raises:
@@ -24,8 +29,17 @@ def plan(problem: Problem) -> ForwardPlan | BackwardPlan | ResidentPlan:
     raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
 
 
-def plan_forward(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
-    """The plan of a forward pass: strategy ``two_read``, the widest tiles that fit into SBUF.
+def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan:
+    """The plan of a forward pass: the best layout of ``resident`` if one fits, else of ``reread``, else ``two_read``."""
+    for reread in (False, True) if problem.count else ():
+        best = best_resident_forward(problem, reread)
+        if best is not None:
+            return best.plan
+    return plan_two_read(problem)
+
+
+def plan_two_read(problem: ForwardProblem, sbuf_bytes: int | None = None) -> ForwardPlan:
+    """The plan of a forward pass of strategy ``two_read``: the widest tiles that fit into SBUF.
 
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
@@ -49,7 +63,7 @@ def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan:
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:
-    """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF, as for the forward."""
+    """The plan of a backward pass of strategy ``staged``: the widest tiles that fit into SBUF, as for ``two_read``."""
     chosen: BackwardPlan = staged_plan(
         _extents(problem),
         problem.dtype,

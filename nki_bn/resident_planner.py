@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Cost, Timing, load_target, load_timing
-from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.kernels.plan import ResidentForwardPlan, ResidentPlan
 from nki_bn.kernels.resident_geometry import (
     Extent,
     ResidentLayout,
@@ -17,7 +17,7 @@ from nki_bn.kernels.resident_geometry import (
     resident_plan,
 )
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, SBUF_SLACK_BYTES, ceil_div
-from nki_bn.problem import GRADIENTS, BackwardProblem
+from nki_bn.problem import GRADIENTS, BackwardProblem, Problem
 
 PARTITIONS = 128
 # The one target with timing parameters; plans for trn3 are ranked by them too.
@@ -68,7 +68,7 @@ def plan_of(problem: BackwardProblem, layout: ResidentLayout) -> ResidentPlan:
     return plan
 
 
-def split_of(problem: BackwardProblem) -> str:
+def split_of(problem: Problem) -> str:
     """What the cores divide: channels, which need no exchange; with a single one batches or space."""
     if problem.lnc == 1:
         return "none"
@@ -181,7 +181,7 @@ class ChunkCost:
         v_sums, s_sums = _sum_engines(problem, width)
         v_end, s_end = _combination_engines(plan, width)
         tensors = 2 + (problem.relu == "mask") / problem.itemsize
-        one = _dma_ns(problem, plan, width)
+        one = tensor_ns(plan, problem.itemsize, width)
         triggers = load_timing(TIMED).dma.spacing
         return cls(
             load=max(tensors * one, 2 * triggers),
@@ -196,14 +196,14 @@ def _sum_engines(problem: BackwardProblem, width: int) -> tuple[float, float]:
     """Vector and Scalar ns of phase 1: the product on Vector, its sum on Scalar, sum dy' by turns, and the mask."""
     timing = load_timing(TIMED)
     vector, scalar = timing.vector, timing.scalar
-    product = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    reduced = _vector_ns(timing, vector.reduce, width)
-    added = _scalar_ns(timing, scalar.activation, width) + scalar.read_out.occupancy
+    product = vector_ns(timing, vector.scalar_tensor_tensor, width)
+    reduced = vector_ns(timing, vector.reduce, width)
+    added = scalar_ns(timing, scalar.activation, width) + scalar.read_out.occupancy
     masked = 0.0
     if problem.relu != "none":
-        masked = _vector_ns(timing, vector.tensor_tensor, width)
+        masked = vector_ns(timing, vector.tensor_tensor, width)
     if problem.relu == "recompute":
-        masked += _vector_ns(timing, vector.pointer, width) + 2 * _vector_ns(timing, vector.plain, width)
+        masked += vector_ns(timing, vector.pointer, width) + 2 * vector_ns(timing, vector.plain, width)
     return product + 0.5 * reduced + masked, 1.5 * added
 
 
@@ -211,34 +211,35 @@ def _combination_engines(plan: ResidentPlan, width: int) -> tuple[float, float]:
     """Vector and Scalar ns of phase 2."""
     timing = load_timing(TIMED)
     vector, scalar = timing.vector, timing.scalar
-    combined = _vector_ns(timing, vector.scalar_tensor_tensor, width)
-    term = _scalar_ns(timing, scalar.activation, width) + scalar.extra_pointer.occupancy
+    combined = vector_ns(timing, vector.scalar_tensor_tensor, width)
+    term = scalar_ns(timing, scalar.activation, width) + scalar.extra_pointer.occupancy
     if plan.folded:
         return combined, term
     affine = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
     return combined + 0.5 * affine, term + 0.5 * term
 
 
-def _vector_ns(timing: Timing, cost: Cost, width: int) -> float:
+def vector_ns(timing: Timing, cost: Cost, width: int) -> float:
+    """ns that a Vector instruction on ``width`` columns takes."""
     return width * cost.cycles / timing.clock.vector + cost.occupancy
 
 
-def _scalar_ns(timing: Timing, cost: Cost, width: int) -> float:
+def scalar_ns(timing: Timing, cost: Cost, width: int) -> float:
     return width * cost.cycles / timing.clock.scalar + cost.occupancy
 
 
-def _dma_ns(problem: BackwardProblem, plan: ResidentPlan, width: int) -> float:
+def tensor_ns(plan: ResidentPlan | ResidentForwardPlan, itemsize: int, width: int) -> float:
     """ns of moving one tensor of one chunk: by the DMA engines' descriptors, or by the core's share of HBM."""
     timing = load_timing(TIMED)
     lanes = plan.lane_bands * plan.group_channels
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    run = min(width, max(extent.length // plan.space_bands, 1)) * problem.itemsize
-    descriptors = width * problem.itemsize / run
+    run = min(width, max(extent.length // plan.space_bands, 1)) * itemsize
+    descriptors = width * itemsize / run
     engine: float = ceil_div(lanes, timing.dma.engines) * (
-        descriptors * timing.dma.descriptor + width * problem.itemsize / timing.dma.rate
+        descriptors * timing.dma.descriptor + width * itemsize / timing.dma.rate
     )
-    share = timing.hbm.pair / 2 if problem.lnc == 2 else timing.roofline.peak
-    shared: float = lanes * width * problem.itemsize / share
+    share = timing.hbm.pair / 2 if plan.cores == 2 else timing.roofline.peak
+    shared: float = lanes * width * itemsize / share
     return max(engine, shared)
 
 

@@ -12,7 +12,8 @@ from nki_bn import execute, ops, requests, verify
 from nki_bn.bench.strategies import Plan, extents, sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan
+from nki_bn.kernels.resident_geometry import ResidentLayout, group_size
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
 from nki_bn.problem import Problem
 
@@ -94,19 +95,24 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
     """What decides which code of the kernels runs; equal for layers that differ in sizes alone."""
     switches = tuple(value for field in fields(plan) if isinstance(value := getattr(plan, field.name), str | bool))
     buffers = tuple(buffer.name for buffer in plan.buffers)
-    sizes = _resident_sizes(problem, plan) if isinstance(plan, ResidentPlan) else _tile_sizes(problem, plan)
+    if isinstance(plan, ResidentPlan | ResidentForwardPlan):
+        sizes = _resident_sizes(problem, plan)
+    else:
+        sizes = _tile_sizes(problem, plan)
     return problem.dtype, problem.lnc, switches, buffers, *sizes
 
 
-def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...]:
-    partials = next(buffer.columns for buffer in plan.buffers if buffer.name == "partials")
+def _resident_sizes(problem: Problem, plan: ResidentPlan | ResidentForwardPlan) -> tuple[Hashable, ...]:
+    layout = ResidentLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+    size = group_size(plan.shape, plan.cores, layout)
     return (
         plan.batch_bands > 1,
         plan.space_bands > 1,
-        partials > 1,  # a group is several chunks
-        plan.slots > partials,  # the next group is loaded before this one is done
+        size.chunks > 1,  # a group is several chunks
+        plan.slots > size.chunks,  # the next group is loaded before this one is done
         ceil(problem.channels / problem.lnc) > plan.group_channels,
         plan.lane_bands * plan.group_channels == load_target(problem.target).partitions,
+        isinstance(plan, ResidentForwardPlan) and size.columns > load_target(problem.target).bn_stats_columns,
     )
 
 

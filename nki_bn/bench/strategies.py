@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from nki_bn import planner
 from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.planner import Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import best_resident
-
-Plan: TypeAlias = BackwardPlan | ResidentPlan | ForwardPlan
 
 PLANNED = "planned"
 BASELINES = ("staged", "two_read")
@@ -21,7 +19,7 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", PLANNED)
+    return ("staged", "resident", PLANNED) if op == "bwd" else ("two_read", "resident", "reread", PLANNED)
 
 
 def problem_of(case: Case) -> Problem:
@@ -67,15 +65,28 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
 
 
 def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
-    assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
+    if isinstance(problem, ForwardProblem):
+        return _forward(problem, "resident", sbuf_bytes)
+    assert isinstance(problem, BackwardProblem), "resident is a strategy of the forward and the backward"
     best = best_resident(problem, sbuf_bytes)
     assert best is not None, f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition"
     return best.plan
 
 
+def _reread(problem: Problem, sbuf_bytes: int) -> Plan:
+    assert isinstance(problem, ForwardProblem), "reread is a strategy of the forward"
+    return _forward(problem, "reread", sbuf_bytes)
+
+
+def _forward(problem: ForwardProblem, strategy: str, sbuf_bytes: int) -> Plan:
+    best = best_resident_forward(problem, strategy == "reread", sbuf_bytes)
+    assert best is not None, f"no layout of {strategy} fits into {sbuf_bytes} bytes of SBUF per partition"
+    return best.plan
+
+
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, ForwardProblem), "two_read is a strategy of the forward"
-    return planner.plan_forward(problem, sbuf_bytes)
+    return planner.plan_two_read(problem, sbuf_bytes)
 
 
 def extents(problem: Problem) -> tuple[int, int, int]:
@@ -83,4 +94,9 @@ def extents(problem: Problem) -> tuple[int, int, int]:
     return problem.batch, problem.channels, problem.spatial
 
 
-_SIZING: dict[str, Callable[[Problem, int], Plan]] = {"staged": _staged, "resident": _resident, "two_read": _two_read}
+_SIZING: dict[str, Callable[[Problem, int], Plan]] = {
+    "staged": _staged,
+    "two_read": _two_read,
+    "resident": _resident,
+    "reread": _reread,
+}

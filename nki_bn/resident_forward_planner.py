@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing the layout of the forward strategies ``resident`` and ``reread``: candidates, and a closed form of the
+timing model to rank them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nki_bn.hardware import load_target, load_timing
+from nki_bn.kernels.plan import ResidentForwardPlan
+from nki_bn.kernels.resident_fwd_plan import resident_forward_plan
+from nki_bn.kernels.resident_geometry import Extent, ResidentLayout, extent_of_core, group_size
+from nki_bn.kernels.sizing import SBUF_SLACK_BYTES, ceil_div
+from nki_bn.problem import ForwardProblem
+from nki_bn.resident_planner import (
+    PARTITIONS,
+    TIMED,
+    bands_of,
+    group_columns,
+    group_sizes,
+    split_of,
+    tensor_ns,
+    vector_ns,
+)
+
+# Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
+CHUNKS = (800, 1200, 1600, 2400, 3200, 6400)
+# Groups whose slots the ring has room for, besides one chunk.
+RING_GROUPS = (3, 2, 1)
+# Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
+LATE_SLOTS = 6
+# Slots of phase 1 where x is loaded again: enough to load ahead of bn_stats.
+REREAD_SLOTS = 6
+
+
+@dataclass(frozen=True)
+class ForwardCandidate:
+    """A layout that fits, and its predicted time in microseconds."""
+
+    plan: ResidentForwardPlan
+    predicted_us: float
+
+
+def best_resident_forward(
+    problem: ForwardProblem, reread: bool, sbuf_bytes: int | None = None
+) -> ForwardCandidate | None:
+    """The layout of ``resident`` or ``reread`` with the least predicted time, or None if none fits (or on trn1).
+
+    ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
+    """
+    target = load_target(problem.target)
+    # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
+    if target.generation < 3:
+        return None
+    budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
+    fitting = (plan for plan in candidates(problem, reread) if plan.sbuf_bytes <= budget)
+    ranked = (ForwardCandidate(plan, predicted_us(problem, plan)) for plan in fitting)
+    return min(ranked, key=lambda candidate: candidate.predicted_us, default=None)
+
+
+def candidates(problem: ForwardProblem, reread: bool) -> Iterator[ResidentForwardPlan]:
+    """The plans that are tried: channels per group, bands, chunk widths, slots."""
+    split = split_of(problem)
+    shape = problem.batch, problem.channels, problem.spatial
+    fused = (True, problem.relu != "none", problem.relu == "mask", problem.residual)
+    extent = extent_of_core(shape, split, 0, problem.lnc)
+    for channels in group_sizes(extent.channels):
+        batch_bands, space_bands = bands_of(extent, PARTITIONS // channels)
+        group = group_columns(extent, batch_bands, space_bands)
+        for chunk in sorted({chunk_of(extent, space_bands, group, wanted) for wanted in CHUNKS}):
+            for slots, late in slot_counts(problem, extent, (split, channels, batch_bands, space_bands, chunk), reread):
+                layout = ResidentLayout(split, channels, batch_bands, space_bands, chunk, slots)
+                yield resident_forward_plan(
+                    shape, problem.dtype, problem.lnc, layout, late, reread, problem.training, fused
+                )
+
+
+def slot_counts(
+    problem: ForwardProblem, extent: Extent, choices: tuple[str, int, int, int, int], reread: bool
+) -> list[tuple[int, int]]:
+    """(slots, late slots) that are tried with these channels, bands and chunks."""
+    shape = problem.batch, problem.channels, problem.spatial
+    chunks = group_size(shape, problem.lnc, ResidentLayout(*choices, 0)).chunks
+    total = chunks * ceil_div(extent.channels, choices[1])
+    late = min(LATE_SLOTS, total)
+    if reread or not problem.training:
+        return [(min(REREAD_SLOTS, total), late)]
+    return [(max(min(groups * chunks + 1, total), 2), late) for groups in RING_GROUPS]
+
+
+def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
+    """A chunk width near ``wanted``: whole batches of a band, or equal pieces of one."""
+    positions: int = max(extent.length // space_bands, 1)
+    width = min(wanted, group)
+    if width >= positions:
+        together = width // positions
+        batches: int = ceil_div(group, positions)
+        # Equal chunks: as many batches in each as fill as many chunks.
+        return ceil_div(batches, ceil_div(batches, together)) * positions
+    pieces: int = ceil_div(positions, ceil_div(positions, width))
+    return pieces
+
+
+# From the model's own latencies: the first load; the chain of a turn and what it takes of Vector; the last store.
+START_NS = 2500.0
+TURN_CHAIN_NS = 4500.0
+TURN_VECTOR_NS = 1200.0
+END_NS = 2000.0
+
+
+def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
+    """Modelled time of a plan in microseconds: the busiest engine per chunk, and the ends of the pipeline.
+
+    The statistics of the first group are made alone, and the last group is normalised alone. Between them both phases
+    share the engines, as far as the ring has room for a second group.
+    """
+    rates = ChunkRates.of(problem, plan)
+    shape = plan.shape
+    extent = extent_of_core(shape, plan.split, 0, plan.cores)
+    layout = ResidentLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+    chunks = group_size(shape, plan.cores, layout).chunks
+    groups: int = ceil_div(extent.channels, plan.group_channels)
+    last = max(rates.store, rates.normalising)
+    if not plan.training:
+        return (START_NS + chunks * groups * max(rates.load + rates.store, rates.normalising) + END_NS) / 1000
+    first = max(rates.load, rates.statistics)
+    overlap = 1.0 if plan.reread else min(max(plan.slots - chunks, 0) / chunks, 1.0)
+    turn = TURN_VECTOR_NS + bands_ns(plan)
+    together = max(rates.both, rates.load + rates.late + rates.store)
+    inner = overlap * together + (1 - overlap) * (first + last)
+    between = (groups - 1) * (chunks * inner + turn + (1 - overlap) * TURN_CHAIN_NS)
+    ends = START_NS + turn + TURN_CHAIN_NS / min(groups, 2) + END_NS
+    total: float = chunks * (first + last) + between + ends
+    return total / 1000
+
+
+def bands_ns(plan: ResidentForwardPlan) -> float:
+    """What merging the bands of a group takes of Vector."""
+    timing = load_timing(TIMED)
+    return plan.lane_bands * timing.vector.bn_aggr.cycles / timing.clock.vector
+
+
+@dataclass(frozen=True)
+class ChunkRates:
+    """Nanoseconds that one chunk takes of DMA, and of Vector or the busier engine, in each phase and in both."""
+
+    load: float
+    late: float
+    store: float
+    statistics: float
+    normalising: float
+    both: float
+
+    @classmethod
+    def of(cls, problem: ForwardProblem, plan: ResidentForwardPlan) -> ChunkRates:
+        """The cost of a full chunk of a plan."""
+        width = next(buffer.columns for buffer in plan.buffers if buffer.name in ("x", "again"))
+        one = tensor_ns(plan, problem.itemsize, width)
+        trigger = load_timing(TIMED).dma.spacing
+        late = (plan.reread and plan.training) + plan.residual
+        statistics, vector, scalar = statistics_ns(width), *normalising_ns(plan, width)
+        stored = 1 + plan.need_mask / problem.itemsize
+        return cls(
+            load=max(one, trigger),
+            late=late * max(one, trigger),
+            store=max(stored * one, (1 + plan.need_mask) * trigger),
+            statistics=statistics,
+            normalising=max((vector + scalar) / 2, vector) if not plan.relu else vector,
+            both=max(statistics + vector, scalar),
+        )
+
+
+def statistics_ns(width: int) -> float:
+    """Vector ns of bn_stats on a chunk, and of merging its two triples per piece."""
+    vector = load_timing(TIMED).vector
+    pieces = ceil_div(width, load_target(TIMED).bn_stats_columns)
+    clock = load_timing(TIMED).clock.vector
+    merging = 2 * pieces * vector.bn_aggr.cycles / clock
+    each: float = width * vector.bn_stats.cycles / clock + pieces * vector.bn_stats.occupancy
+    return each + merging
+
+
+def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float]:
+    """Vector and Scalar ns of phase 2 on a chunk."""
+    timing = load_timing(TIMED)
+    vector, scalar = timing.vector, timing.scalar
+    pointed = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
+    two_tiles = vector_ns(timing, vector.tensor_tensor, width)
+    if plan.relu:
+        checks = (1 + plan.need_mask) * vector_ns(timing, vector.plain, width)
+        shift = two_tiles if plan.residual else pointed
+        return pointed + shift + checks + vector_ns(timing, vector.predicated, width), 0.0
+    shifted = width * scalar.activation.cycles / timing.clock.scalar + scalar.activation.occupancy
+    added = two_tiles if plan.residual else 0.0
+    if plan.dtype == "float32":
+        return pointed + added, shifted
+    fast = width * vector.scalar_16bit.cycles / timing.clock.vector + vector.pointer.occupancy
+    return fast + added, shifted + scalar.extra_pointer.occupancy
