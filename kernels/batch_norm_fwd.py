@@ -31,7 +31,7 @@ from nki_bn.kernels.forward_phases import (
 )
 from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan
 from nki_bn.kernels.resident_fwd import normalise_groups
-from nki_bn.kernels.running import store_statistics
+from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import two_read_plan
 from nki_bn.kernels.tiling import check_made_for, flattened, output, tiles_ahead, tiles_of
 
@@ -178,7 +178,9 @@ def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: 
         make_statistics(tensors, work, group, tiles)
         moved = len(tiles) - min(len(tiles), plan.interleave)
         if writes_columns(plan):
-            store_statistics(tensors, group.columns, momentum, group.place.channel, group.place.channels)
+            place = group.place
+            load_running(tensors, group.columns, place.channel, place.channels, 1, False)
+            store_statistics(tensors, group.columns, momentum, place.channel, place.channels)
     else:
         load_statistics(tensors, group)
     if plan.need_y:

@@ -29,7 +29,9 @@ RATIO = 20
 MINUS_SCALE = 21
 MINUS_OFFSET = 22
 FACTOR = 23
-COLUMN_COUNT = 24
+OLD_MEAN = 24
+OLD_VAR = 25
+COLUMN_COUNT = 26
 
 # Instructions of `reciprocal_root`.
 ROOT_STEPS = 8

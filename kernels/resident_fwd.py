@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import FACTOR, HI, SCALE, SHIFT, column
+from nki_bn.kernels.columns import FACTOR, HI, MINUS_HI, SCALE, SHIFT, column
 from nki_bn.kernels.elementwise import pre_activation, rectify
 from nki_bn.kernels.forward_phases import ForwardTensors, writes_columns
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
@@ -35,11 +35,13 @@ from nki_bn.kernels.resident_moments import (
     turn_step,
     turn_steps,
 )
-from nki_bn.kernels.running import store_statistics
+from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import ceil_div
 
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 4
+# While Vector makes statistics, Scalar subtracts the mean from one chunk out of this many, where that is in 16 bits.
+SCALAR_SHARE = 3
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,16 @@ def normalise_groups(
             form_chunk(tensors, ring, done)
             for _ in range(STEPS_AT_THE_END):
                 advance_turn(tensors, ring, done)
-        if writes_columns(plan):
-            for i in range(len(ring.blocks)):
-                block = ring.blocks[i]
-                store_statistics(tensors, block.columns, momentum, block.channel, block.channels, block.groups)
     else:
         done.summed = len(steps)
         done.ready = len(steps)
     while plan.need_y and done.stored < len(steps):
         load_ahead(tensors, ring, done)
         form_chunk(tensors, ring, done)
+    if plan.training and writes_columns(plan):
+        for i in range(len(ring.blocks)):
+            block = ring.blocks[i]
+            store_statistics(tensors, block.columns, momentum, block.channel, block.channels, block.groups, True)
 
 
 def start_ring(
@@ -144,11 +146,15 @@ def start_ring(
 
 def start_columns(tensors: ForwardTensors, ring: ForwardRing) -> None:
     """Load the parameters of all groups, and given statistics."""
+    plan = ring.plan
     for i in range(len(ring.blocks)):
-        if ring.plan.need_y:
-            start_block(tensors, ring.blocks[i])
-        if not ring.plan.training:
-            start_given(tensors, ring.plan, ring.blocks[i], ring.eps)
+        block = ring.blocks[i]
+        if plan.need_y:
+            start_block(tensors, block)
+        if not plan.training:
+            start_given(tensors, plan, block, ring.eps)
+        elif writes_columns(plan):
+            load_running(tensors, block.columns, block.channel, block.channels, block.groups, True)
 
 
 def block_of(ring: ForwardRing, group: int) -> Block:
@@ -292,7 +298,10 @@ def normalise_chunk(ring: ForwardRing, step: Step, at: int, at_the_end: bool) ->
             mask = step_part(ring.mask_slots, at, step)
         rectify(y, value, mask, step_part(ring.stopped, at, step))
         return
-    subtract_mean(plan, y, columns)
+    if is_narrow(plan) and not at_the_end and at % SCALAR_SHARE == 0:
+        subtract_by_scalar(plan, y, columns)
+    else:
+        subtract_mean(plan, y, columns)
     if residual == None:
         add_shift(plan, y, y, columns, at_the_end and at % 2 == 1)
     else:
@@ -311,6 +320,15 @@ def subtract_mean(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTen
     if is_narrow(plan):
         factor = FACTOR
     nisa.tensor_scalar(dst=x, data=x, op0=nl.subtract, operand0=hi, op1=nl.multiply, operand1=column(columns, factor))
+
+
+def subtract_by_scalar(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
+    """What :func:`subtract_mean` does in 16 bits, to the same bits, by Scalar."""
+    minus_hi = column(columns, MINUS_HI)
+    if plan.dtype == nl.bfloat16:
+        nisa.activation(dst=x, op=nl.copy, data=x, bias=minus_hi)
+    else:
+        nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
 
 
 def add_shift(

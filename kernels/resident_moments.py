@@ -21,6 +21,7 @@ from nki_bn.kernels.columns import (
     HI,
     LO,
     MEAN,
+    MINUS_HI,
     ROOT_STEPS,
     SCALE,
     SHIFT_STEPS,
@@ -43,8 +44,6 @@ MERGE_AT = 4
 MERGE_STEPS = 7
 # Without bands and cores to merge the lanes' moments are those of the channels.
 PLAIN_STEPS = 1
-# Steps of the coefficients, for all that is done to any of them.
-COEFFICIENT_STEPS = ROOT_STEPS + SHIFT_STEPS + 1
 # The largest number of each 16-bit format.
 LARGEST_BFLOAT16 = 3.3895313892515355e38
 LARGEST_FLOAT16 = 65504.0
@@ -151,7 +150,7 @@ def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block
     bands = block.lanes // block.channels
     load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups)
     load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups)
-    for step in range(COEFFICIENT_STEPS):
+    for step in range(coefficient_steps(plan)):
         coefficient_step(plan, block.columns, block.flag, block.rounded, eps, step)
 
 
@@ -187,6 +186,14 @@ def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
     return tiles
 
 
+def coefficient_steps(plan: ResidentForwardPlan) -> int:
+    """Steps of the coefficients; float16 has one more, for its factors."""
+    steps = ROOT_STEPS + SHIFT_STEPS
+    if is_narrow(plan) and plan.dtype == nl.float16:
+        steps += 1
+    return steps
+
+
 def merges(plan: ResidentForwardPlan, block: Block) -> bool:
     """Whether the moments of a lane are not yet those of a channel."""
     return block.lanes > block.channels or shares_channels(plan)
@@ -198,7 +205,7 @@ def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
     if merges(plan, block):
         steps = MERGE_STEPS
     if plan.need_y:
-        steps += COEFFICIENT_STEPS
+        steps += coefficient_steps(plan)
     return steps
 
 
@@ -285,7 +292,7 @@ def merge_bands(
 def coefficient_step(
     plan: ResidentForwardPlan, columns: nl.NkiTensor, flag: nl.NkiTensor, rounded: nl.NkiTensor, eps: float, step: int
 ) -> None:
-    """One of the ``COEFFICIENT_STEPS`` steps from mean and variance to hi, scale and shift.
+    """One of the :func:`coefficient_steps` from mean and variance to hi, scale and shift.
 
     The instructions of a step do not wait for each other, but for those of the step before.
     """
@@ -306,6 +313,7 @@ def narrow_step(dtype: str, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: 
     x - hi: a large hi makes it (x - hi)/2, and the scale twice as large.
     """
     hi = column(columns, HI)
+    minus_hi = column(columns, MINUS_HI)
     factor = column(columns, FACTOR)
     scale = column(columns, SCALE)
     largest = LARGEST_BFLOAT16
@@ -318,11 +326,15 @@ def narrow_step(dtype: str, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: 
         nisa.tensor_copy(dst=hi, src=rounded)
     if step == 2:
         nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
+    if step == 3:
+        nisa.tensor_scalar(dst=minus_hi, data=hi, op0=nl.multiply, operand0=-1.0)
     if dtype == nl.float16:
-        if step == 3:
+        if step == 4:
+            # 1 where hi is large, else 0.
             nisa.tensor_scalar(
                 dst=factor, data=hi, op0=nl.abs, operand0=0.0, op1=nl.greater_equal, operand1=HALVED_FROM
             )
         if step == ROOT_STEPS + SHIFT_STEPS:
             nisa.scalar_tensor_tensor(dst=scale, data=factor, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=scale)
             nisa.tensor_scalar(dst=factor, data=factor, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.0)
+            nisa.tensor_tensor(dst=minus_hi, data1=minus_hi, data2=factor, op=nl.multiply)

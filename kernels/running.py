@@ -7,7 +7,7 @@ Channels lie on partitions, in ``groups`` equal groups along the free dimension 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import MEAN, SCRATCH, VAR, column
+from nki_bn.kernels.columns import MEAN, OLD_MEAN, OLD_VAR, VAR, column
 from nki_bn.kernels.forward_phases import ForwardTensors
 
 
@@ -17,36 +17,60 @@ def channel_view(tensor: nl.NkiTensor, channel: int, channels: int, groups: int)
 
 
 def store_column(
-    tensor: nl.NkiTensor, columns: nl.NkiTensor, at: int, channel: int, channels: int, groups: int = 1
+    tensor: nl.NkiTensor,
+    columns: nl.NkiTensor,
+    at: int,
+    channel: int,
+    channels: int,
+    groups: int = 1,
+    by_scalar: bool = False,
 ) -> None:
     """One value per channel to a [C] tensor."""
-    view = channel_view(tensor, channel, channels, groups)
-    nisa.dma_copy(dst=view, src=column(columns, at)[0:channels, :])
+    copy_small(channel_view(tensor, channel, channels, groups), column(columns, at)[0:channels, :], by_scalar)
+
+
+def load_running(
+    tensors: ForwardTensors, columns: nl.NkiTensor, channel: int, channels: int, groups: int, by_scalar: bool
+) -> None:
+    """The old running statistics, if there are any, into their columns, in the first band."""
+    if tensors.running_mean != None:
+        mean = channel_view(tensors.running_mean, channel, channels, groups)
+        copy_small(column(columns, OLD_MEAN)[0:channels, :], mean, by_scalar)
+        var = channel_view(tensors.running_var, channel, channels, groups)
+        copy_small(column(columns, OLD_VAR)[0:channels, :], var, by_scalar)
 
 
 def store_statistics(
-    tensors: ForwardTensors, columns: nl.NkiTensor, momentum: float, channel: int, channels: int, groups: int = 1
+    tensors: ForwardTensors,
+    columns: nl.NkiTensor,
+    momentum: float,
+    channel: int,
+    channels: int,
+    groups: int = 1,
+    by_scalar: bool = False,
 ) -> None:
-    """Mean and variance to HBM, and the running statistics if there are any."""
-    store_column(tensors.mean_out, columns, MEAN, channel, channels, groups)
-    store_column(tensors.var_out, columns, VAR, channel, channels, groups)
+    """Mean and variance to HBM, and the running statistics, made from the old ones, if there are any."""
+    store_column(tensors.mean_out, columns, MEAN, channel, channels, groups, by_scalar)
+    store_column(tensors.var_out, columns, VAR, channel, channels, groups, by_scalar)
     if tensors.running_mean != None:
         batch, all_channels, spatial = tensors.x.shape
         count = batch * spatial
-        unbiased = momentum * (count / (count - 1))
-        kept = 1.0 - momentum
-        blend(columns, MEAN, momentum, channel_view(tensors.running_mean, channel, channels, groups), kept)
-        store_column(tensors.running_mean_out, columns, SCRATCH, channel, channels, groups)
-        blend(columns, VAR, unbiased, channel_view(tensors.running_var, channel, channels, groups), kept)
-        store_column(tensors.running_var_out, columns, SCRATCH, channel, channels, groups)
+        owned = columns[0:channels, :, :]
+        blend(column(owned, OLD_MEAN), 1.0 - momentum, column(owned, MEAN), momentum)
+        store_column(tensors.running_mean_out, columns, OLD_MEAN, channel, channels, groups, by_scalar)
+        blend(column(owned, OLD_VAR), 1.0 - momentum, column(owned, VAR), momentum * (count / (count - 1)))
+        store_column(tensors.running_var_out, columns, OLD_VAR, channel, channels, groups, by_scalar)
 
 
-def blend(columns: nl.NkiTensor, at: int, factor: float, old: nl.NkiTensor, old_factor: float) -> None:
-    """The scratch column = factor*column + old_factor*old, in the first band; ``old`` is (channels, groups) in HBM."""
-    channels = old.shape[0]
-    batch = column(columns, SCRATCH)[0:channels, :]
-    running = column(columns, SCRATCH + 1)[0:channels, :]
-    nisa.dma_copy(dst=running, src=old)
-    nisa.tensor_scalar(dst=running, data=running, op0=nl.multiply, operand0=old_factor)
-    nisa.tensor_scalar(dst=batch, data=column(columns, at)[0:channels, :], op0=nl.multiply, operand0=factor)
-    nisa.tensor_tensor(dst=batch, data1=batch, data2=running, op=nl.add)
+def blend(old: nl.NkiTensor, old_factor: float, new: nl.NkiTensor, factor: float) -> None:
+    """old = old_factor*old + factor*new."""
+    nisa.tensor_scalar(dst=old, data=old, op0=nl.multiply, operand0=old_factor)
+    nisa.scalar_tensor_tensor(dst=old, data=new, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=old)
+
+
+def copy_small(dst: nl.NkiTensor, src: nl.NkiTensor, by_scalar: bool) -> None:
+    """A DMA of a few values; started by Scalar where the queue of Sync has elements to move (not on trn1)."""
+    if by_scalar:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
