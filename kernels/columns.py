@@ -34,7 +34,7 @@ OLD_VAR = 25
 COLUMN_COUNT = 26
 
 # Instructions of `reciprocal_root`.
-ROOT_STEPS = 8
+ROOT_STEPS = 7
 # Instructions of `scale_and_shift`, with the shift and without.
 SHIFT_STEPS = 3
 SCALE_STEPS = 1
@@ -53,10 +53,20 @@ def column(columns: nl.NkiTensor, at: int) -> nl.NkiTensor:
     return columns[:, at, :]
 
 
-def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1) -> None:
+def load_column(
+    columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1, by_scalar: bool = False
+) -> None:
     """One value per channel from HBM, repeated for every band of partitions; channels in ``groups`` equal groups."""
     by_channel = source.reshape((groups, source.size // groups)).permute((1, 0))
-    nisa.dma_copy(dst=column(columns, at), src=by_channel.expand_dim(0).broadcast(0, bands))
+    copy_small(column(columns, at), by_channel.expand_dim(0).broadcast(0, bands), by_scalar)
+
+
+def copy_small(dst: nl.NkiTensor, src: nl.NkiTensor, by_scalar: bool) -> None:
+    """A DMA of a few values; started by Scalar where the queue of Sync has elements to move (not on trn1)."""
+    if by_scalar:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
 
 
 def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
@@ -69,26 +79,29 @@ def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> No
 
 
 def root_step(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float, step: int) -> None:
-    """One of the ``ROOT_STEPS`` instructions of :func:`reciprocal_root`, each of which waits for the one before."""
+    """One of the ``ROOT_STEPS`` instructions of :func:`reciprocal_root`, each of which waits for the one before.
+
+    The Newton step is root*(1.5 - value*root*root/2); value*root*root is near 1.
+    """
     value = column(columns, SCRATCH)
     root = column(columns, RSTD)
-    near_one = column(columns, SCRATCH + 1)
+    product = column(columns, SCRATCH + 1)
     better = column(columns, SCRATCH + 2)
     if step == 0:
         nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
     if step == 1:
         nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
     if step == 2:
-        nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
+        nisa.tensor_tensor(dst=product, data1=value, data2=root, op=nl.multiply)
     if step == 3:
-        nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
+        nisa.scalar_tensor_tensor(
+            dst=product, data=product, op0=nl.multiply, operand0=-0.5, op1=nl.multiply, operand1=root
+        )
     if step == 4:
-        nisa.tensor_scalar(dst=better, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
+        nisa.scalar_tensor_tensor(dst=better, data=product, op0=nl.add, operand0=1.5, op1=nl.multiply, operand1=root)
     if step == 5:
-        nisa.tensor_tensor(dst=better, data1=better, data2=root, op=nl.multiply)
+        nisa.tensor_scalar(dst=flag, data=product, op0=nl.less, operand0=-0.25)
     if step == 6:
-        nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
-    if step == 7:
         nisa.tensor_copy_predicated(dst=root, src=better, predicate=flag)
 
 

@@ -26,6 +26,7 @@ from nki_bn.kernels.plan import ResidentForwardPlan, allocate
 from nki_bn.kernels.resident_geometry import Step, extent_of_core, load_step, step_part, steps_of, store_step
 from nki_bn.kernels.resident_moments import (
     Block,
+    Turn,
     TurnTiles,
     blocks_of,
     is_narrow,
@@ -39,9 +40,14 @@ from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import ceil_div
 
 # Steps of the last turn between two chunks, when no statistics are left to be made.
-STEPS_AT_THE_END = 4
-# While Vector makes statistics, Scalar subtracts the mean from one chunk out of this many, where that is in 16 bits.
-SCALAR_SHARE = 3
+STEPS_AT_THE_END = 2
+# What Scalar does to a chunk without a ReLU: a part of the last pass over it, all of that, the first pass as well. While
+# Vector makes statistics it is the second and the third by turns.
+LESS_THAN_ONE = 0
+ONE_PASS = 1
+BOTH_PASSES = 2
+# Of four quarters of the columns Vector takes this many, where Scalar does less than the last pass.
+VECTOR_SHARE = 3
 
 
 @dataclass(frozen=True)
@@ -249,7 +255,7 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
         return
     block = block_of(ring, done.turning)
     pieces = ring.pieces[done.turning % 2][0 : block.lanes, 0 : 6 * done.turn_pieces]
-    turn_step(tensors, ring.plan, block, done.turning, pieces, ring.turn, ring.eps, done.turn)
+    turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), ring.turn, ring.eps, done.turn)
     done.turn += 1
     if done.turn == turn_steps(ring.plan, block):
         done.turning = -1
@@ -263,7 +269,7 @@ def form_chunk(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> No
         return
     if done.formed < done.ready:
         load_ahead(tensors, ring, done)
-        normalise_chunk(ring, ring.steps[done.formed], done.formed, done.summed == len(ring.steps))
+        normalise_chunk(ring, ring.steps[done.formed], done.formed, scalar_part(ring, done))
         done.formed += 1
         if done.formed - 1 <= done.stored:
             return
@@ -279,11 +285,17 @@ def y_part(ring: ForwardRing, step: Step, at: int) -> nl.NkiTensor:
     return step_part(ring.x_slots, at, step)
 
 
-def normalise_chunk(ring: ForwardRing, step: Step, at: int, at_the_end: bool) -> None:
-    """y of a chunk in the place of its x, and the mask.
+def scalar_part(ring: ForwardRing, done: Progress) -> int:
+    """How much of the work on the next chunk Scalar takes, see above: Vector has statistics or a turn to make, or not."""
+    if done.summed < len(ring.steps):
+        return ONE_PASS + done.formed % 2
+    if done.turning >= 0:
+        return ONE_PASS
+    return LESS_THAN_ONE
 
-    ``at_the_end`` Vector has no statistics left to make, and takes a part of Scalar's work.
-    """
+
+def normalise_chunk(ring: ForwardRing, step: Step, at: int, by_scalar: int) -> None:
+    """y of a chunk in the place of its x, and the mask; ``by_scalar`` is what Scalar does without a ReLU."""
     plan = ring.plan
     y = y_part(ring, step, at)
     columns = columns_of(ring, step)
@@ -298,12 +310,17 @@ def normalise_chunk(ring: ForwardRing, step: Step, at: int, at_the_end: bool) ->
             mask = step_part(ring.mask_slots, at, step)
         rectify(y, value, mask, step_part(ring.stopped, at, step))
         return
-    if is_narrow(plan) and not at_the_end and at % SCALAR_SHARE == 0:
+    if is_narrow(plan) and by_scalar == BOTH_PASSES:
         subtract_by_scalar(plan, y, columns)
     else:
         subtract_mean(plan, y, columns)
     if residual == None:
-        add_shift(plan, y, y, columns, at_the_end and at % 2 == 1)
+        shared = 0
+        if by_scalar == LESS_THAN_ONE:
+            shared = step.tile.width() * VECTOR_SHARE // 4
+        if shared > 0:
+            add_shift(plan, y[:, 0:shared], y[:, 0:shared], columns, True)
+        add_shift(plan, y[:, shared:], y[:, shared:], columns, False)
     else:
         value = step_part(ring.values, at, step)
         add_shift(plan, value, y, columns, False)

@@ -114,7 +114,8 @@ def pieces_of(size: GroupSize) -> int:
 def add_turn_buffers(buffers: list[Buffer], size: GroupSize, bands: int) -> None:
     """What statistics are made in: the pieces of two groups, and what a turn works in."""
     buffers.append(Buffer("pieces", 2, 6 * pieces_of(size), nl.float32))
-    buffers.append(Buffer("rows", 2, nl.tile_size.pmax, nl.float32))
+    buffers.append(Buffer("own", 1, 2, nl.float32))
+    buffers.append(Buffer("rows", 1, nl.tile_size.pmax, nl.float32))
     buffers.append(Buffer("counts", 1, 2 * bands, nl.float32))
     buffers.append(Buffer("triples", 1, 3 * bands, nl.float32))
     buffers.append(Buffer("merged", 1, 2, nl.float32))

@@ -38,12 +38,10 @@ from nki_bn.kernels.moments import exchange_moments
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
 from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
 
-# Steps of a turn before the coefficients: gather, wait for Tensor, scale, merge, wait for Tensor.
-SCALE_AT = 3
-MERGE_AT = 4
-MERGE_STEPS = 7
+# Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
+BAND_STEPS = 7
 # Without bands and cores to merge the lanes' moments are those of the channels.
-PLAIN_STEPS = 1
+LANE_STEPS = 2
 # The largest number of each 16-bit format.
 LARGEST_BFLOAT16 = 3.3895313892515355e38
 LARGEST_FLOAT16 = 65504.0
@@ -70,17 +68,29 @@ class Block(nl.NKIObject):
 
 @dataclass(frozen=True)
 class TurnTiles(nl.NKIObject):
-    """What a turn works in: ``pairs`` in PSUM, all else in SBUF.
+    """What a turn works in: ``across``, ``pairs`` and ``back`` in PSUM, all else in SBUF.
 
-    ``counts`` holds 1 and the number of values for each band, ``triples`` that number in the first of three places.
+    ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the number of values for each band, ``triples`` that number in the first of three places.
     """
 
-    rows: list[nl.NkiTensor]
+    own: nl.NkiTensor
+    rows: nl.NkiTensor
+    across: nl.NkiTensor
     pairs: nl.NkiTensor
+    back: nl.NkiTensor
     counts: nl.NkiTensor
     triples: nl.NkiTensor
     merged: nl.NkiTensor
     parts: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class Turn(nl.NKIObject):
+    """Whose moments are turned into coefficients: a group, with the results of bn_stats of its lanes."""
+
+    block: Block
+    group: int
+    pieces: nl.NkiTensor
 
 
 def is_narrow(plan: ResidentForwardPlan) -> bool:
@@ -140,16 +150,16 @@ def start_block(tensors: ForwardTensors, block: Block) -> None:
     """Load the parameters of a block."""
     rows = nl.ds(block.channel, block.groups * block.channels)
     bands = block.lanes // block.channels
-    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.groups)
-    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.groups)
+    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.groups, True)
+    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.groups, True)
 
 
 def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, eps: float) -> None:
     """Load given statistics of a block and derive its coefficients."""
     rows = nl.ds(block.channel, block.groups * block.channels)
     bands = block.lanes // block.channels
-    load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups)
-    load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups)
+    load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups, True)
+    load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups, True)
     for step in range(coefficient_steps(plan)):
         coefficient_step(plan, block.columns, block.flag, block.rounded, eps, step)
 
@@ -158,8 +168,11 @@ def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
     """Allocate what turns work in, and write the numbers of values that bands have."""
     lanes = nl.tile_size.pmax
     tiles = TurnTiles(
-        allocate(plan.buffers, "rows", 2),
+        allocate(plan.buffers, "own", lanes)[0],
+        allocate(plan.buffers, "rows", 2)[0],
+        nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum),
         nl.ndarray((lanes, 2 * lanes), dtype=nl.float32, buffer=nl.psum),
+        nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum),
         allocate(plan.buffers, "counts", lanes)[0],
         allocate(plan.buffers, "triples", lanes)[0],
         allocate(plan.buffers, "merged", lanes)[0],
@@ -201,92 +214,77 @@ def merges(plan: ResidentForwardPlan, block: Block) -> bool:
 
 def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
     """Steps of a turn."""
-    steps = PLAIN_STEPS
+    steps = LANE_STEPS
     if merges(plan, block):
-        steps = MERGE_STEPS
+        steps = BAND_STEPS
     if plan.need_y:
         steps += coefficient_steps(plan)
     return steps
 
 
 def turn_step(
-    tensors: ForwardTensors,
-    plan: ResidentForwardPlan,
-    block: Block,
-    group: int,
-    pieces: nl.NkiTensor,
-    tiles: TurnTiles,
-    eps: float,
-    step: int,
+    tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, tiles: TurnTiles, eps: float, step: int
 ) -> None:
-    """One step of the turn of a group, whose lanes have the results of bn_stats in ``pieces``."""
-    at = group - block.first
+    """One step of a turn."""
+    block = turn.block
+    at = turn.group - block.first
     columns = block.columns[:, :, at : at + 1]
-    moments = columns[:, MEAN : VAR + 1, 0]
-    first = PLAIN_STEPS
+    first = LANE_STEPS
     if merges(plan, block):
-        first = MERGE_STEPS
-        if step == 0:
-            nisa.bn_aggr(dst=moments, data=pieces)
-            gather_bands(block, moments, tiles)
-        if step == SCALE_AT:
-            scale_bands(block, tiles)
-        if step == MERGE_AT:
-            merge_bands(tensors, plan, block, moments, tiles)
-    elif step == 0:
-        nisa.bn_aggr(dst=moments, data=pieces)
-    if step >= first:
+        first = BAND_STEPS
+    if step == 0:
+        nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
+    if step < first and first == BAND_STEPS:
+        band_step(tensors, plan, block, columns, tiles, step)
+    elif step == 1:
+        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.own[0 : block.lanes, :])
+    elif step >= first:
         flag = block.flag[:, at : at + 1]
         coefficient_step(plan, columns, flag, block.rounded[:, at : at + 1], eps, step - first)
 
 
-def gather_bands(block: Block, moments: nl.NkiTensor, tiles: TurnTiles) -> None:
-    """(mean, var) of all lanes to one row per channel, in PSUM, a pair for each band.
+def band_step(
+    tensors: ForwardTensors,
+    plan: ResidentForwardPlan,
+    block: Block,
+    columns: nl.NkiTensor,
+    tiles: TurnTiles,
+    step: int,
+) -> None:
+    """One of the ``BAND_STEPS`` steps from (mean, var) of all lanes to those of their channels, on all lanes.
 
-    Transposes move bits on trn2, so that nothing leaks from one channel into another.
+    Transposed into rows, and band by band back to one partition per channel, where all bands are merged; then the same
+    way back. Transposes move bits on trn2, so that nothing leaks from one channel into another.
     """
     lanes = block.lanes
     channels = block.channels
-    across = nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=across, data=moments)
-    rows = tiles.rows[0][:, 0:lanes]
-    nisa.tensor_copy(dst=rows, src=across, engine=nisa.engine.scalar)
     bands = lanes // channels
+    rows = tiles.rows[:, 0:lanes]
     pairs = tiles.pairs[0:channels, 0 : 2 * bands]
-    for band in range(bands):
-        nisa.nc_transpose(dst=pairs[:, 2 * band : 2 * band + 2], data=rows[:, nl.ds(band * channels, channels)])
-
-
-def scale_bands(block: Block, tiles: TurnTiles) -> None:
-    """(mean, var) of the bands become (n, mean, n*var)."""
-    channels = block.channels
-    bands = block.lanes // channels
-    pairs = tiles.pairs[0:channels, 0 : 2 * bands]
-    counts = tiles.counts[0:channels, 0 : 2 * bands]
-    triples = tiles.triples[0:channels, 0 : 3 * bands].reshape((channels, bands, 3))
-    shape = (channels, bands, 2)
-    nisa.tensor_tensor(dst=triples[:, :, 1:3], data1=pairs.reshape(shape), data2=counts.reshape(shape), op=nl.multiply)
-
-
-def merge_bands(
-    tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, moments: nl.NkiTensor, tiles: TurnTiles
-) -> None:
-    """Merge the bands of each channel, and the cores, and give every lane the result."""
-    lanes = block.lanes
-    channels = block.channels
-    bands = lanes // channels
+    triples = tiles.triples[0:channels, 0 : 3 * bands]
     merged = tiles.merged[0:channels, :]
-    nisa.bn_aggr(dst=merged, data=tiles.triples[0:channels, 0 : 3 * bands])
-    if shares_channels(plan):
-        exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
-    across = nl.ndarray((2, channels), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=across, data=merged)
-    rows = tiles.rows[1][:, 0:lanes]
-    repeated = across.expand_dim(1).broadcast(1, bands)
-    nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated, engine=nisa.engine.scalar)
-    back = nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=back, data=rows)
-    nisa.tensor_copy(dst=moments, src=back, engine=nisa.engine.scalar)
+    if step == 0:
+        nisa.nc_transpose(dst=tiles.across[:, 0:lanes], data=tiles.own[0:lanes, :])
+    if step == 1:
+        nisa.tensor_copy(dst=rows, src=tiles.across[:, 0:lanes])
+        for band in range(bands):
+            nisa.nc_transpose(dst=pairs[:, 2 * band : 2 * band + 2], data=rows[:, nl.ds(band * channels, channels)])
+    if step == 3:
+        shape = (channels, bands, 2)
+        counts = tiles.counts[0:channels, 0 : 2 * bands].reshape(shape)
+        moments = triples.reshape((channels, bands, 3))[:, :, 1:3]
+        nisa.tensor_tensor(dst=moments, data1=pairs.reshape(shape), data2=counts, op=nl.multiply)
+    if step == 4:
+        nisa.bn_aggr(dst=merged, data=triples)
+        if shares_channels(plan):
+            exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
+        nisa.nc_transpose(dst=tiles.across[:, 0:channels], data=merged)
+    if step == 5:
+        repeated = tiles.across[:, 0:channels].expand_dim(1).broadcast(1, bands)
+        nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated)
+        nisa.nc_transpose(dst=tiles.back[0:lanes, :], data=rows)
+    if step == 6:
+        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.back[0:lanes, :])
 
 
 def coefficient_step(

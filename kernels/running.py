@@ -7,7 +7,7 @@ Channels lie on partitions, in ``groups`` equal groups along the free dimension 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import MEAN, OLD_MEAN, OLD_VAR, VAR, column
+from nki_bn.kernels.columns import MEAN, OLD_MEAN, OLD_VAR, VAR, column, copy_small
 from nki_bn.kernels.forward_phases import ForwardTensors
 
 
@@ -66,11 +66,3 @@ def blend(old: nl.NkiTensor, old_factor: float, new: nl.NkiTensor, factor: float
     """old = old_factor*old + factor*new."""
     nisa.tensor_scalar(dst=old, data=old, op0=nl.multiply, operand0=old_factor)
     nisa.scalar_tensor_tensor(dst=old, data=new, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=old)
-
-
-def copy_small(dst: nl.NkiTensor, src: nl.NkiTensor, by_scalar: bool) -> None:
-    """A DMA of a few values; started by Scalar where the queue of Sync has elements to move (not on trn1)."""
-    if by_scalar:
-        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
-    else:
-        nisa.dma_copy(dst=dst, src=src)

@@ -27,7 +27,7 @@ from nki_bn.resident_planner import (
 # Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
 CHUNKS = (800, 1200, 1600, 2400, 3200, 6400)
 # Groups whose slots the ring has room for, besides one chunk.
-RING_GROUPS = (3, 2, 1)
+RING_GROUPS = (8, 4, 3, 2, 1)
 # Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
 LATE_SLOTS = 6
 # Slots of phase 1 where x is loaded again: enough to load ahead of bn_stats.
