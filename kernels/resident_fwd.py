@@ -39,15 +39,15 @@ from nki_bn.kernels.resident_moments import (
 from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import ceil_div
 
+# Chunks that are loaded before the parameters.
+FIRST_LOADS = 2
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 2
-# What Scalar does to a chunk without a ReLU: a part of the last pass over it, all of that, the first pass as well. While
+# What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well. While
 # Vector makes statistics it is the second and the third by turns.
-LESS_THAN_ONE = 0
+HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
-# Of four quarters of the columns Vector takes this many, where Scalar does less than the last pass.
-VECTOR_SHARE = 3
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,10 @@ def normalise_groups(
     ring = start_ring(tensors, flat, plan, eps)
     steps = ring.steps
     done = Progress()
-    load_ahead(tensors, ring, done)
+    if plan.training:
+        # A chunk for Vector to start with; the parameters would wait for all that is loaded before them.
+        for _ in range(min(FIRST_LOADS, len(steps))):
+            load_next(tensors, ring, done)
     start_columns(tensors, ring)
     if plan.training:
         for i in range(len(steps)):
@@ -186,14 +189,20 @@ def load_ahead(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> No
         free = done.summed
     if not plan.reread or plan.training:
         while done.loaded < len(steps) and (done.loaded < plan.slots or done.loaded - plan.slots < free):
-            load_step(step_part(ring.x_slots, done.loaded, steps[done.loaded]), tensors.x, steps[done.loaded])
-            done.loaded += 1
+            load_next(tensors, ring, done)
     if plan.need_y:
         while done.late < done.summed and (
             done.late < plan.late_slots or done.late - plan.late_slots < done.stored - 1
         ):
             load_late(tensors, ring, steps[done.late], done.late)
             done.late += 1
+
+
+def load_next(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> None:
+    """Load the next chunk of phase 1."""
+    step = ring.steps[done.loaded]
+    load_step(step_part(ring.x_slots, done.loaded, step), tensors.x, step)
+    done.loaded += 1
 
 
 def load_late(tensors: ForwardTensors, ring: ForwardRing, step: Step, at: int) -> None:
@@ -288,10 +297,10 @@ def y_part(ring: ForwardRing, step: Step, at: int) -> nl.NkiTensor:
 def scalar_part(ring: ForwardRing, done: Progress) -> int:
     """How much of the work on the next chunk Scalar takes, see above: Vector has statistics or a turn to make, or not."""
     if done.summed < len(ring.steps):
-        return ONE_PASS + done.formed % 2
+        return ONE_PASS + (done.formed % 5) % 2
     if done.turning >= 0:
         return ONE_PASS
-    return LESS_THAN_ONE
+    return HALF_A_PASS
 
 
 def normalise_chunk(ring: ForwardRing, step: Step, at: int, by_scalar: int) -> None:
@@ -316,8 +325,8 @@ def normalise_chunk(ring: ForwardRing, step: Step, at: int, by_scalar: int) -> N
         subtract_mean(plan, y, columns)
     if residual == None:
         shared = 0
-        if by_scalar == LESS_THAN_ONE:
-            shared = step.tile.width() * VECTOR_SHARE // 4
+        if is_narrow(plan) and by_scalar == HALF_A_PASS:
+            shared = step.tile.width() // 2
         if shared > 0:
             add_shift(plan, y[:, 0:shared], y[:, 0:shared], columns, True)
         add_shift(plan, y[:, shared:], y[:, shared:], columns, False)

@@ -150,16 +150,16 @@ def start_block(tensors: ForwardTensors, block: Block) -> None:
     """Load the parameters of a block."""
     rows = nl.ds(block.channel, block.groups * block.channels)
     bands = block.lanes // block.channels
-    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.groups, True)
-    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.groups, True)
+    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.groups)
+    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.groups)
 
 
 def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, eps: float) -> None:
     """Load given statistics of a block and derive its coefficients."""
     rows = nl.ds(block.channel, block.groups * block.channels)
     bands = block.lanes // block.channels
-    load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups, True)
-    load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups, True)
+    load_column(block.columns, MEAN, tensors.means[rows], bands, block.groups)
+    load_column(block.columns, VAR, tensors.variances[rows], bands, block.groups)
     for step in range(coefficient_steps(plan)):
         coefficient_step(plan, block.columns, block.flag, block.rounded, eps, step)
 
@@ -299,34 +299,37 @@ def coefficient_step(
     elif step < ROOT_STEPS + SHIFT_STEPS:
         shift_step(columns, step - ROOT_STEPS)
     if is_narrow(plan):
-        narrow_step(plan.dtype, columns, rounded, step)
+        narrow_step(plan, columns, rounded, step)
     elif step == 0:
         split_mean(columns)
 
 
-def narrow_step(dtype: str, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: int) -> None:
-    """What narrow plans have beside the rest: mean = hi + lo with hi a number of ``dtype``, and factors for float16.
+def narrow_step(plan: ResidentForwardPlan, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: int) -> None:
+    """What narrow plans have beside the rest: mean = hi + lo with hi a number of x's dtype, and factors for float16.
 
-    x - hi is then exact in ``dtype`` wherever x is within a factor of two of hi. float16 has too short a range for any
+    x - hi is then exact in that dtype wherever x is within a factor of two of hi. float16 has too short a range for any
     x - hi: a large hi makes it (x - hi)/2, and the scale twice as large.
     """
     hi = column(columns, HI)
     minus_hi = column(columns, MINUS_HI)
     factor = column(columns, FACTOR)
     scale = column(columns, SCALE)
-    largest = LARGEST_BFLOAT16
-    if dtype == nl.float16:
-        largest = LARGEST_FLOAT16
-    if step == 0:
+    if step == 0 and plan.training:
+        # The mean of finite values is within the range of these.
+        nisa.tensor_copy(dst=rounded, src=column(columns, MEAN), engine=nisa.engine.gpsimd)
+    elif step == 0:
+        largest = LARGEST_BFLOAT16
+        if plan.dtype == nl.float16:
+            largest = LARGEST_FLOAT16
         mean = column(columns, MEAN)
         nisa.tensor_scalar(dst=rounded, data=mean, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=-largest)
     if step == 1:
-        nisa.tensor_copy(dst=hi, src=rounded)
+        nisa.tensor_copy(dst=hi, src=rounded, engine=nisa.engine.gpsimd)
     if step == 2:
         nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
     if step == 3:
         nisa.tensor_scalar(dst=minus_hi, data=hi, op0=nl.multiply, operand0=-1.0)
-    if dtype == nl.float16:
+    if plan.dtype == nl.float16:
         if step == 4:
             # 1 where hi is large, else 0.
             nisa.tensor_scalar(

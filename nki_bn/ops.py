@@ -202,7 +202,18 @@ def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dic
 
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
-    for field in ("bands", "f_tile", "interleave", "group_channels", "batch_bands", "space_bands", "chunk", "slots"):
+    for field in (
+        "bands",
+        "f_tile",
+        "interleave",
+        "group_channels",
+        "batch_bands",
+        "space_bands",
+        "chunk",
+        "slots",
+        "late_slots",
+        "turn_pace",
+    ):
         # Each strategy has some of them.
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:

@@ -25,7 +25,7 @@ from nki_bn.resident_planner import (
 )
 
 # Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
-CHUNKS = (800, 1200, 1600, 2400, 3200, 6400)
+CHUNKS = (800, 1024, 1568, 2048, 3136, 6272)
 # Groups whose slots the ring has room for, besides one chunk.
 RING_GROUPS = (8, 4, 3, 2, 1)
 # Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
@@ -71,9 +71,8 @@ def candidates(problem: ForwardProblem, reread: bool) -> Iterator[ResidentForwar
         for chunk in sorted({chunk_of(extent, space_bands, group, wanted) for wanted in CHUNKS}):
             for slots, late in slot_counts(problem, extent, (split, channels, batch_bands, space_bands, chunk), reread):
                 layout = ResidentLayout(split, channels, batch_bands, space_bands, chunk, slots)
-                yield resident_forward_plan(
-                    shape, problem.dtype, problem.lnc, layout, late, reread, problem.training, fused
-                )
+                choice = layout, late, reread, problem.training, fused
+                yield resident_forward_plan(shape, problem.dtype, problem.lnc, *choice)
 
 
 def slot_counts(
@@ -102,37 +101,49 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
     return pieces
 
 
-# From the model's own latencies: the first load; the chain of a turn and what it takes of Vector; the last store.
-START_NS = 2500.0
-TURN_CHAIN_NS = 4500.0
-TURN_VECTOR_NS = 1200.0
-END_NS = 2000.0
+# From the model's own latencies: a load from its trigger on, beside the transfer; the last turn, each step of which waits
+# for the one before; what short instructions of a turn take of Vector; the last store beside the transfer.
+LOAD_NS = 1700.0
+LAST_TURN_NS = 5500.0
+TURN_VECTOR_NS = 1500.0
+STORE_NS = 2200.0
+# Steps of a turn, one after each bn_stats of the next group.
+TURN_STEPS = 17
 
 
 def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
-    """Modelled time of a plan in microseconds: the busiest engine per chunk, and the ends of the pipeline.
+    """Modelled time of a plan in microseconds.
 
-    The statistics of the first group are made alone, and the last group is normalised alone. Between them both phases
-    share the engines, as far as the ring has room for a second group.
+    Until the statistics of the last group are made, the chunks that are ``formed`` beside them share the engines with
+    them: all but those of the last group, and of as many more as a turn lasts. The rest follows after the last turn.
     """
     rates = ChunkRates.of(problem, plan)
-    shape = plan.shape
-    extent = extent_of_core(shape, plan.split, 0, plan.cores)
-    layout = ResidentLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
-    chunks = group_size(shape, plan.cores, layout).chunks
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    chunks = group_chunks(plan)
     groups: int = ceil_div(extent.channels, plan.group_channels)
-    last = max(rates.store, rates.normalising)
+    total = groups * chunks
+    stored = rates.store + rates.late
     if not plan.training:
-        return (START_NS + chunks * groups * max(rates.load + rates.store, rates.normalising) + END_NS) / 1000
-    first = max(rates.load, rates.statistics)
-    overlap = 1.0 if plan.reread else min(max(plan.slots - chunks, 0) / chunks, 1.0)
-    turn = TURN_VECTOR_NS + bands_ns(plan)
-    together = max(rates.both, rates.load + rates.late + rates.store)
-    inner = overlap * together + (1 - overlap) * (first + last)
-    between = (groups - 1) * (chunks * inner + turn + (1 - overlap) * TURN_CHAIN_NS)
-    ends = START_NS + turn + TURN_CHAIN_NS / min(groups, 2) + END_NS
-    total: float = chunks * (first + last) + between + ends
-    return total / 1000
+        return (LOAD_NS + total * max(rates.load + stored, rates.last) + rates.last + STORE_NS) / 1000
+    lag = ceil_div(TURN_STEPS, rates.pieces)
+    formed = max(total - chunks - lag, 0)
+    turns = (groups - 1) * (TURN_VECTOR_NS + bands_ns(plan))
+    vector = total * rates.statistics + formed * rates.vector + turns
+    waits = 0.0
+    if not plan.reread and plan.slots < total:
+        # A load waits for a store where the ring is too short for a group and the chunks of a turn.
+        waits = (groups - 1) * min(max(chunks + lag + 3 - plan.slots, 0), chunks) * (rates.load + stored)
+    statistics = LOAD_NS + rates.load + waits + max(vector, total * rates.load + formed * stored, formed * rates.scalar)
+    last = chunks * max(stored, rates.last)
+    end = max(LAST_TURN_NS + bands_ns(plan) + last, (total - formed) * stored) + rates.last + STORE_NS
+    return (statistics + end) / 1000
+
+
+def group_chunks(plan: ResidentForwardPlan) -> int:
+    """Chunks of a whole group."""
+    layout = ResidentLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+    chunks: int = group_size(plan.shape, plan.cores, layout).chunks
+    return chunks
 
 
 def bands_ns(plan: ResidentForwardPlan) -> float:
@@ -143,14 +154,20 @@ def bands_ns(plan: ResidentForwardPlan) -> float:
 
 @dataclass(frozen=True)
 class ChunkRates:
-    """Nanoseconds that one chunk takes of DMA, and of Vector or the busier engine, in each phase and in both."""
+    """Nanoseconds that one chunk takes, and its pieces for bn_stats.
+
+    ``load``, ``late`` (what phase 2 loads) and ``store`` of DMA; ``statistics`` and, while these are made, ``vector`` and
+    ``scalar`` of the engines for phase 2; ``last`` of the busier engine for phase 2 alone.
+    """
 
     load: float
     late: float
     store: float
     statistics: float
-    normalising: float
-    both: float
+    vector: float
+    scalar: float
+    last: float
+    pieces: int
 
     @classmethod
     def of(cls, problem: ForwardProblem, plan: ResidentForwardPlan) -> ChunkRates:
@@ -159,15 +176,13 @@ class ChunkRates:
         one = tensor_ns(plan, problem.itemsize, width)
         trigger = load_timing(TIMED).dma.spacing
         late = (plan.reread and plan.training) + plan.residual
-        statistics, vector, scalar = statistics_ns(width), *normalising_ns(plan, width)
-        stored = 1 + plan.need_mask / problem.itemsize
         return cls(
-            load=max(one, trigger),
-            late=late * max(one, trigger),
-            store=max(stored * one, (1 + plan.need_mask) * trigger),
-            statistics=statistics,
-            normalising=max((vector + scalar) / 2, vector) if not plan.relu else vector,
-            both=max(statistics + vector, scalar),
+            max(one, trigger),
+            late * max(one, trigger),
+            max((1 + plan.need_mask / problem.itemsize) * one, (1 + plan.need_mask) * trigger),
+            statistics_ns(width),
+            *normalising_ns(plan, width),
+            ceil_div(width, load_target(TIMED).bn_stats_columns),
         )
 
 
@@ -181,8 +196,8 @@ def statistics_ns(width: int) -> float:
     return each + merging
 
 
-def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float]:
-    """Vector and Scalar ns of phase 2 on a chunk."""
+def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float, float]:
+    """ns of phase 2 on a chunk: of Vector and of Scalar beside statistics, and of Vector without any."""
     timing = load_timing(TIMED)
     vector, scalar = timing.vector, timing.scalar
     pointed = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
@@ -190,10 +205,12 @@ def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float]
     if plan.relu:
         checks = (1 + plan.need_mask) * vector_ns(timing, vector.plain, width)
         shift = two_tiles if plan.residual else pointed
-        return pointed + shift + checks + vector_ns(timing, vector.predicated, width), 0.0
-    shifted = width * scalar.activation.cycles / timing.clock.scalar + scalar.activation.occupancy
+        forming = pointed + shift + checks + vector_ns(timing, vector.predicated, width)
+        return forming, 0.0, forming
+    one_pass = width * scalar.activation.cycles / timing.clock.scalar + scalar.activation.occupancy
     added = two_tiles if plan.residual else 0.0
     if plan.dtype == "float32":
-        return pointed + added, shifted
+        return pointed + added, one_pass, pointed + added
     fast = width * vector.scalar_16bit.cycles / timing.clock.vector + vector.pointer.occupancy
-    return fast + added, shifted + scalar.extra_pointer.occupancy
+    # Scalar makes the first pass over every other chunk.
+    return fast / 2 + added, 1.5 * one_pass, 1.5 * fast + added
