@@ -9,9 +9,9 @@
                         ReLU      as in two_read, so that a recomputed mask is the same
                         store y from the slot of x, and the mask
 
-With ``resident`` x stays in its slot from the statistics to y: every element is read once and written once. Phase 2 of a
-group is interleaved with phase 1 of the next one, chunk by chunk, and the turn's short instructions with bn_stats. With
-given statistics there is phase 2 only.
+With ``resident`` x stays in its slot from the statistics to y: every element is read once and written once. Phase 2 of
+a group is interleaved with phase 1 of the next one, chunk by chunk, and the turn's short instructions with bn_stats.
+With given statistics there is phase 2 only.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ from nki_bn.kernels.sizing import ceil_div
 FIRST_LOADS = 2
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 2
-# What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well. While
-# Vector makes statistics it is the second and the third by turns.
+# What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well.
+# While Vector makes statistics it is the second and the third by turns.
 HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
@@ -54,7 +54,7 @@ BOTH_PASSES = 2
 class ForwardRing(nl.NKIObject):
     """What a core works with: the plan, its chunks, the slots and temporaries, the columns of all groups.
 
-    ``late_slots`` hold what phase 2 loads: x again, or the x of phase 1 where it stays.
+    ``again_slots`` are for x that is loaded a second time.
     """
 
     plan: ResidentForwardPlan
@@ -73,10 +73,11 @@ class ForwardRing(nl.NKIObject):
 
 @dataclass
 class Progress(nl.NKIObject):
-    """How far each stage has come: the number of the next chunk to load, to add up, to load late, to normalise, to store.
+    """How far each stage has come: the number of the next chunk to load, to add up, to load late, to form, to store.
 
-    ``ready`` chunks have their coefficients. The turn of group ``turning`` (or -1) is at step ``turn``, with ``piece``
-    results of bn_stats in the last group added up.
+    ``ready`` chunks have their coefficients. The turn of group ``turning`` (or -1) is at step ``turn``; it has
+    ``turn_pieces`` results of bn_stats, and makes the chunks before ``turn_end`` ready. ``pieces`` results belong to
+    the group that is being added up.
     """
 
     loaded: int = 0
@@ -101,7 +102,7 @@ def normalise_groups(
     done = Progress()
     if plan.training:
         # A chunk for Vector to start with; the parameters would wait for all that is loaded before them.
-        for _ in range(min(FIRST_LOADS, len(steps))):
+        for _ in range(min(FIRST_LOADS, plan.slots, len(steps))):
             load_next(tensors, ring, done)
     start_columns(tensors, ring)
     if plan.training:
@@ -295,9 +296,9 @@ def y_part(ring: ForwardRing, step: Step, at: int) -> nl.NkiTensor:
 
 
 def scalar_part(ring: ForwardRing, done: Progress) -> int:
-    """How much of the work on the next chunk Scalar takes, see above: Vector has statistics or a turn to make, or not."""
+    """How much of the work on the next chunk Scalar takes, see above: by what else Vector has to do."""
     if done.summed < len(ring.steps):
-        return ONE_PASS + (done.formed % 5) % 2
+        return ONE_PASS + done.formed % 2
     if done.turning >= 0:
         return ONE_PASS
     return HALF_A_PASS

@@ -70,7 +70,8 @@ class Block(nl.NKIObject):
 class TurnTiles(nl.NKIObject):
     """What a turn works in: ``across``, ``pairs`` and ``back`` in PSUM, all else in SBUF.
 
-    ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the number of values for each band, ``triples`` that number in the first of three places.
+    ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the
+    number of values for each band, ``triples`` that number in the first of three places.
     """
 
     own: nl.NkiTensor

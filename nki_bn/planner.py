@@ -30,7 +30,7 @@ def plan(problem: Problem) -> Plan:
 
 
 def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan:
-    """The plan of a forward pass: the best layout of ``resident`` if one fits, else of ``reread``, else ``two_read``."""
+    """The plan of a forward pass: the best ``resident`` one that fits, else ``reread``, else ``two_read``."""
     for reread in (False, True) if problem.count else ():
         best = best_resident_forward(problem, reread)
         if best is not None:

@@ -101,11 +101,13 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
     return pieces
 
 
-# From the model's own latencies: a load from its trigger on, beside the transfer; the last turn, each step of which waits
-# for the one before; what short instructions of a turn take of Vector; the last store beside the transfer.
+# From the model's own latencies: a load from its trigger on, beside the transfer; the last turn, each step of which
+# waits for the one before, and what bands add to it; what short instructions of a turn take of Vector; the last store
+# beside the transfer.
 LOAD_NS = 1700.0
-LAST_TURN_NS = 5500.0
-TURN_VECTOR_NS = 1500.0
+LAST_TURN_NS = 3500.0
+LAST_BANDS_NS = 2500.0
+TURN_VECTOR_NS = 2000.0
 STORE_NS = 2200.0
 # Steps of a turn, one after each bn_stats of the next group.
 TURN_STEPS = 17
@@ -135,7 +137,11 @@ def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
         waits = (groups - 1) * min(max(chunks + lag + 3 - plan.slots, 0), chunks) * (rates.load + stored)
     statistics = LOAD_NS + rates.load + waits + max(vector, total * rates.load + formed * stored, formed * rates.scalar)
     last = chunks * max(stored, rates.last)
-    end = max(LAST_TURN_NS + bands_ns(plan) + last, (total - formed) * stored) + rates.last + STORE_NS
+    end = (
+        max(LAST_TURN_NS + (plan.lane_bands > 1) * (LAST_BANDS_NS + bands_ns(plan)) + last, (total - formed) * stored)
+        + rates.last
+        + STORE_NS
+    )
     return (statistics + end) / 1000
 
 
@@ -156,8 +162,8 @@ def bands_ns(plan: ResidentForwardPlan) -> float:
 class ChunkRates:
     """Nanoseconds that one chunk takes, and its pieces for bn_stats.
 
-    ``load``, ``late`` (what phase 2 loads) and ``store`` of DMA; ``statistics`` and, while these are made, ``vector`` and
-    ``scalar`` of the engines for phase 2; ``last`` of the busier engine for phase 2 alone.
+    ``load``, ``late`` (what phase 2 loads) and ``store`` of DMA; ``statistics`` and, while these are made, ``vector``
+    and ``scalar`` of the engines for phase 2; ``last`` of the busier engine for phase 2 alone.
     """
 
     load: float

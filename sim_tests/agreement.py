@@ -8,9 +8,11 @@ from typing import Any
 import nki_bn
 from nki_bn import BatchNormForward, execute, verify
 from nki_bn.comparison import Comparison
-from nki_bn.planner import plan_backward, plan_forward, plan_staged
-from nki_bn.problem import Array, BackwardCase, ForwardCase
+from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan
+from nki_bn.planner import plan_backward, plan_forward, plan_staged, plan_two_read
+from nki_bn.problem import Array, BackwardCase, ForwardCase, ForwardProblem
 from nki_bn.requests import prepare_backward, prepare_forward
+from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.simulator import RunOptions
 
 
@@ -44,13 +46,20 @@ def forward_of(
 def assert_forward_agrees(
     case: ForwardCase, numerics: str = "trn2", accumulate: str = "pairwise", **call: Any
 ) -> BatchNormForward:
-    """Assert that the results agree with the reference, and return them."""
-    outputs = forward_of(case, numerics, accumulate, **call)
-    problem = prepare_forward(case, **call).problem
+    """Assert that the results of all strategies agree with the reference; return those of the planner's choice."""
+    problem = prepare_forward(case, **{name: call[name] for name in ("lnc", "target") if name in call}).problem
     options = RunOptions(numerics=numerics, accumulate=accumulate)
-    arithmetic = verify.arithmetic_of(problem, plan_forward(problem), options)
-    _assert_ok(verify.judge_forward(case, outputs, arithmetic))
+    for plan in dict.fromkeys(forward_plans(problem)) if problem.count and "plan" not in call else (call.get("plan"),):
+        outputs = forward_of(case, numerics, accumulate, **{"plan": plan} | call)
+        arithmetic = verify.arithmetic_of(problem, plan or plan_forward(problem), options)
+        _assert_ok(verify.judge_forward(case, outputs, arithmetic))
     return outputs
+
+
+def forward_plans(problem: ForwardProblem) -> list[ForwardPlan | ResidentForwardPlan]:
+    """The plans of all strategies that fit, and the planner's choice as the last."""
+    resident = [best_resident_forward(problem, reread) for reread in (True, False)]
+    return [plan_two_read(problem), *(best.plan for best in resident if best is not None), plan_forward(problem)]
 
 
 def _assert_ok(rows: tuple[Comparison, ...]) -> None:
