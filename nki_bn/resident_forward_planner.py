@@ -109,6 +109,8 @@ LAST_TURN_NS = 3500.0
 LAST_BANDS_NS = 2500.0
 TURN_VECTOR_NS = 2000.0
 STORE_NS = 2200.0
+# What Vector waits for in every chunk.
+CHUNK_NS = 100.0
 # Steps of a turn, one after each bn_stats of the next group.
 TURN_STEPS = 17
 
@@ -130,7 +132,7 @@ def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
     lag = ceil_div(TURN_STEPS, rates.pieces)
     formed = max(total - chunks - lag, 0)
     turns = (groups - 1) * (TURN_VECTOR_NS + bands_ns(plan))
-    vector = total * rates.statistics + formed * rates.vector + turns
+    vector = total * (rates.statistics + CHUNK_NS) + formed * rates.vector + turns
     waits = 0.0
     if not plan.reread and plan.slots < total:
         # A load waits for a store where the ring is too short for a group and the chunks of a turn.
@@ -177,8 +179,9 @@ class ChunkRates:
 
     @classmethod
     def of(cls, problem: ForwardProblem, plan: ResidentForwardPlan) -> ChunkRates:
-        """The cost of a full chunk of a plan."""
-        width = next(buffer.columns for buffer in plan.buffers if buffer.name in ("x", "again"))
+        """The mean cost of the chunks of a whole group."""
+        extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+        width = ceil_div(group_columns(extent, plan.batch_bands, plan.space_bands), group_chunks(plan))
         one = tensor_ns(plan, problem.itemsize, width)
         trigger = load_timing(TIMED).dma.spacing
         late = (plan.reread and plan.training) + plan.residual
@@ -218,5 +221,5 @@ def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float,
     if plan.dtype == "float32":
         return pointed + added, one_pass, pointed + added
     fast = width * vector.scalar_16bit.cycles / timing.clock.vector + vector.pointer.occupancy
-    # Scalar makes the first pass over every other chunk.
-    return fast / 2 + added, 1.5 * one_pass, 1.5 * fast + added
+    # Scalar makes the first pass over every other chunk; without statistics to make Vector waits between its passes.
+    return fast / 2 + added, 1.5 * one_pass, 1.5 * fast + added + vector.pointer.latency

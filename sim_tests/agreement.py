@@ -49,7 +49,7 @@ def assert_forward_agrees(
     """Assert that the results of all strategies agree with the reference; return those of the planner's choice."""
     problem = prepare_forward(case, **{name: call[name] for name in ("lnc", "target") if name in call}).problem
     options = RunOptions(numerics=numerics, accumulate=accumulate)
-    for plan in dict.fromkeys(forward_plans(problem)) if problem.count and "plan" not in call else (call.get("plan"),):
+    for plan in forward_plans(problem) if problem.count and "plan" not in call else [call.get("plan")]:
         outputs = forward_of(case, numerics, accumulate, **{"plan": plan} | call)
         arithmetic = verify.arithmetic_of(problem, plan or plan_forward(problem), options)
         _assert_ok(verify.judge_forward(case, outputs, arithmetic))
@@ -57,9 +57,9 @@ def assert_forward_agrees(
 
 
 def forward_plans(problem: ForwardProblem) -> list[ForwardPlan | ResidentForwardPlan]:
-    """The plans of all strategies that fit, and the planner's choice as the last."""
-    resident = [best_resident_forward(problem, reread) for reread in (True, False)]
-    return [plan_two_read(problem), *(best.plan for best in resident if best is not None), plan_forward(problem)]
+    """The plans of all strategies that fit; the last of them is the planner's choice, as a test holds."""
+    resident = [best.plan for reread in (True, False) if (best := best_resident_forward(problem, reread)) is not None]
+    return [plan_two_read(problem), *resident]
 
 
 def _assert_ok(rows: tuple[Comparison, ...]) -> None:

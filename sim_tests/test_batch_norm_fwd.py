@@ -21,7 +21,7 @@ from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd as kernel
 from nki_bn.kernels.plan import Buffer, ForwardPlan, ResidentPlan
 from nki_bn.kernels.sizing import GROUP_PIECES
 from nki_bn.pair import backward_case
-from nki_bn.planner import plan_forward
+from nki_bn.planner import plan_two_read
 from nki_bn.problem import DTYPES, RELU_MODES, Array, ForwardCase, Problem
 from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.simulator import RunOptions, run
@@ -91,7 +91,7 @@ def test_batches_of_one_position(batch: int, lnc: int) -> None:
 def test_more_tiles_than_slots(dtype: str, training: bool, lnc: int) -> None:
     """Few channels make long rows cheap: some tiles leave SBUF between the phases and come back."""
     case = Draw((9, 2, 12545), dtype).forward("mask", training, residual=True)
-    plan = plan_forward(prepare_forward(case, lnc=lnc).problem)
+    plan = plan_two_read(prepare_forward(case, lnc=lnc).problem)
     assert 9 * 12545 / lnc > plan.f_tile * plan.interleave
     assert_forward_agrees(case, lnc=lnc)
 
