@@ -44,7 +44,7 @@ FIRST_LOADS = 2
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 2
 # What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well.
-# While Vector makes statistics it is the second and the third by turns.
+# (Half of the first passes in bfloat16 is then left to GpSimd.)
 HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
@@ -298,6 +298,8 @@ def y_part(ring: ForwardRing, step: Step, at: int) -> nl.NkiTensor:
 def scalar_part(ring: ForwardRing, done: Progress) -> int:
     """How much of the work on the next chunk Scalar takes, see above: by what else Vector has to do."""
     if done.summed < len(ring.steps):
+        if ring.plan.dtype == nl.bfloat16:
+            return BOTH_PASSES
         return ONE_PASS + done.formed % 2
     if done.turning >= 0:
         return ONE_PASS
@@ -321,7 +323,7 @@ def normalise_chunk(ring: ForwardRing, step: Step, at: int, by_scalar: int) -> N
         rectify(y, value, mask, step_part(ring.stopped, at, step))
         return
     if is_narrow(plan) and by_scalar == BOTH_PASSES:
-        subtract_by_scalar(plan, y, columns)
+        subtract_beside(plan, y, columns, at)
     else:
         subtract_mean(plan, y, columns)
     if residual == None:
@@ -349,13 +351,16 @@ def subtract_mean(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTen
     nisa.tensor_scalar(dst=x, data=x, op0=nl.subtract, operand0=hi, op1=nl.multiply, operand1=column(columns, factor))
 
 
-def subtract_by_scalar(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
-    """What :func:`subtract_mean` does in 16 bits, to the same bits, by Scalar."""
+def subtract_beside(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTensor, at: int) -> None:
+    """What :func:`subtract_mean` does in 16 bits, to the same bits, by Scalar, or by Scalar and GpSimd in turns."""
     minus_hi = column(columns, MINUS_HI)
-    if plan.dtype == nl.bfloat16:
+    if plan.dtype == nl.float16:
+        nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
+    elif at % 2 == 0:
         nisa.activation(dst=x, op=nl.copy, data=x, bias=minus_hi)
     else:
-        nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
+        repeated = minus_hi.broadcast(1, x.shape[1])
+        nisa.tensor_tensor(dst=x, data1=x, data2=repeated, op=nl.add, engine=nisa.engine.gpsimd)
 
 
 def add_shift(

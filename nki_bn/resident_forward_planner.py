@@ -110,7 +110,7 @@ LAST_BANDS_NS = 2500.0
 TURN_VECTOR_NS = 2000.0
 STORE_NS = 2200.0
 # What Vector waits for in every chunk.
-CHUNK_NS = 100.0
+CHUNK_NS = 150.0
 # Steps of a turn, one after each bn_stats of the next group.
 TURN_STEPS = 17
 
@@ -221,5 +221,7 @@ def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float,
     if plan.dtype == "float32":
         return pointed + added, one_pass, pointed + added
     fast = width * vector.scalar_16bit.cycles / timing.clock.vector + vector.pointer.occupancy
-    # Scalar makes the first pass over every other chunk; without statistics to make Vector waits between its passes.
-    return fast / 2 + added, 1.5 * one_pass, 1.5 * fast + added + vector.pointer.latency
+    last = 1.5 * fast + added + vector.pointer.latency
+    # Beside statistics Scalar makes the first pass over every other chunk, and GpSimd over the rest where it can.
+    shared = 0.0 if plan.dtype == "bfloat16" else fast / 2
+    return shared + added, 1.5 * one_pass, last
