@@ -17,7 +17,7 @@ from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
 if TYPE_CHECKING:
-    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan
 
 _DEFAULT_OPTIONS = RunOptions()
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
@@ -60,7 +60,9 @@ class BackwardInputs:
     residual: Array | None
 
 
-def run_forward(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan) -> tuple[Any, ...]:
+def run_forward(
+    inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan | ResidentForwardPlan
+) -> tuple[Any, ...]:
     """(y [B, C, D, H, W], mean, var, running_mean, running_var [C], relu_mask like y); None for what is not made."""
     # Imported here, so that the doctor can say which nki is in use even where a kernel does not import.
     from nki_bn.kernels.batch_norm_fwd import batch_norm_fwd

@@ -25,7 +25,7 @@ from nki_bn.resident_planner import (
 )
 
 # Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
-CHUNKS = (800, 1024, 1568, 2048, 3136, 6272)
+CHUNKS = (800, 1568, 2048, 3136, 6272)
 # Groups whose slots the ring has room for, besides one chunk.
 RING_GROUPS = (8, 4, 3, 2, 1)
 # Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
@@ -110,9 +110,12 @@ LAST_BANDS_NS = 2500.0
 TURN_VECTOR_NS = 2000.0
 STORE_NS = 2200.0
 # What Vector waits for in every chunk.
-CHUNK_NS = 150.0
-# Steps of a turn, one after each bn_stats of the next group.
-TURN_STEPS = 17
+CHUNK_NS = 125.0
+# Steps of a turn, one after each bn_stats of the next group; bands add to them.
+TURN_STEPS = 12
+BAND_STEPS = 5
+# How much of a chunk's statistics is lost to the pipeline's going chunk by chunk.
+PIPELINE_SHARE = 0.6
 
 
 def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
@@ -129,7 +132,7 @@ def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
     stored = rates.store + rates.late
     if not plan.training:
         return (LOAD_NS + total * max(rates.load + stored, rates.last) + rates.last + STORE_NS) / 1000
-    lag = ceil_div(TURN_STEPS, rates.pieces)
+    lag = ceil_div(TURN_STEPS + BAND_STEPS * (plan.lane_bands > 1), rates.pieces)
     formed = max(total - chunks - lag, 0)
     turns = (groups - 1) * (TURN_VECTOR_NS + bands_ns(plan))
     vector = total * (rates.statistics + CHUNK_NS) + formed * rates.vector + turns
@@ -144,7 +147,7 @@ def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
         + rates.last
         + STORE_NS
     )
-    return (statistics + end) / 1000
+    return (statistics + PIPELINE_SHARE * rates.statistics + end) / 1000
 
 
 def group_chunks(plan: ResidentForwardPlan) -> int:
