@@ -25,7 +25,7 @@ from nki_bn.resident_planner import (
 )
 
 # Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
-CHUNKS = (800, 1568, 2048, 3136, 6272)
+CHUNKS = (800, 1024, 1568, 2048, 3136, 6272)
 # Groups whose slots the ring has room for, besides one chunk.
 RING_GROUPS = (8, 4, 3, 2, 1)
 # Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
@@ -96,7 +96,8 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
         together = width // positions
         batches: int = ceil_div(group, positions)
         # Equal chunks: as many batches in each as fill as many chunks.
-        return ceil_div(batches, ceil_div(batches, together)) * positions
+        equal: int = ceil_div(batches, ceil_div(batches, together)) * positions
+        return equal
     pieces: int = ceil_div(positions, ceil_div(positions, width))
     return pieces
 
@@ -105,17 +106,17 @@ def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
 # waits for the one before, and what bands add to it; what short instructions of a turn take of Vector; the last store
 # beside the transfer.
 LOAD_NS = 1700.0
-LAST_TURN_NS = 3500.0
+LAST_TURN_NS = 2000.0
 LAST_BANDS_NS = 2500.0
 TURN_VECTOR_NS = 2000.0
 STORE_NS = 2200.0
 # What Vector waits for in every chunk.
-CHUNK_NS = 125.0
+CHUNK_NS = 200.0
 # Steps of a turn, one after each bn_stats of the next group; bands add to them.
 TURN_STEPS = 12
 BAND_STEPS = 5
-# How much of a chunk's statistics is lost to the pipeline's going chunk by chunk.
-PIPELINE_SHARE = 0.6
+# Times of the statistics of a chunk that are lost to going chunk by chunk.
+PIPELINE_SHARE = 1.2
 
 
 def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
@@ -126,28 +127,37 @@ def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
     """
     rates = ChunkRates.of(problem, plan)
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    chunks = group_chunks(plan)
     groups: int = ceil_div(extent.channels, plan.group_channels)
+    total = groups * group_chunks(plan)
+    if not plan.training:
+        moved = rates.load + rates.late + rates.store
+        return (LOAD_NS + total * max(moved, rates.last) + rates.last + STORE_NS) / 1000
+    lag: int = ceil_div(TURN_STEPS + BAND_STEPS * (plan.lane_bands > 1), rates.pieces)
+    formed = max(total - group_chunks(plan) - lag, 0)
+    return (statistics_part_ns(rates, plan, groups, lag, formed) + last_part_ns(rates, plan, total - formed)) / 1000
+
+
+def statistics_part_ns(rates: ChunkRates, plan: ResidentForwardPlan, groups: int, lag: int, formed: int) -> float:
+    """Until the statistics of the last group are made; the turn of another one lasts ``lag`` chunks."""
+    chunks = group_chunks(plan)
     total = groups * chunks
     stored = rates.store + rates.late
-    if not plan.training:
-        return (LOAD_NS + total * max(rates.load + stored, rates.last) + rates.last + STORE_NS) / 1000
-    lag = ceil_div(TURN_STEPS + BAND_STEPS * (plan.lane_bands > 1), rates.pieces)
-    formed = max(total - chunks - lag, 0)
     turns = (groups - 1) * (TURN_VECTOR_NS + bands_ns(plan))
     vector = total * (rates.statistics + CHUNK_NS) + formed * rates.vector + turns
+    busiest = max(vector, total * rates.load + formed * stored, formed * rates.scalar)
     waits = 0.0
     if not plan.reread and plan.slots < total:
         # A load waits for a store where the ring is too short for a group and the chunks of a turn.
         waits = (groups - 1) * min(max(chunks + lag + 3 - plan.slots, 0), chunks) * (rates.load + stored)
-    statistics = LOAD_NS + rates.load + waits + max(vector, total * rates.load + formed * stored, formed * rates.scalar)
-    last = chunks * max(stored, rates.last)
-    end = (
-        max(LAST_TURN_NS + (plan.lane_bands > 1) * (LAST_BANDS_NS + bands_ns(plan)) + last, (total - formed) * stored)
-        + rates.last
-        + STORE_NS
-    )
-    return (statistics + PIPELINE_SHARE * rates.statistics + end) / 1000
+    time: float = LOAD_NS + rates.load + waits + busiest + PIPELINE_SHARE * rates.statistics
+    return time
+
+
+def last_part_ns(rates: ChunkRates, plan: ResidentForwardPlan, left: int) -> float:
+    """The last turn, and the ``left`` chunks that are not formed by then."""
+    stored = rates.store + rates.late
+    turn = LAST_TURN_NS + (plan.lane_bands > 1) * (LAST_BANDS_NS + bands_ns(plan))
+    return max(turn + group_chunks(plan) * max(stored, rates.last), left * stored) + rates.last + STORE_NS
 
 
 def group_chunks(plan: ResidentForwardPlan) -> int:
@@ -160,7 +170,8 @@ def group_chunks(plan: ResidentForwardPlan) -> int:
 def bands_ns(plan: ResidentForwardPlan) -> float:
     """What merging the bands of a group takes of Vector."""
     timing = load_timing(TIMED)
-    return plan.lane_bands * timing.vector.bn_aggr.cycles / timing.clock.vector
+    time: float = plan.lane_bands * timing.vector.bn_aggr.cycles / timing.clock.vector
+    return time
 
 
 @dataclass(frozen=True)
@@ -203,7 +214,7 @@ def statistics_ns(width: int) -> float:
     vector = load_timing(TIMED).vector
     pieces = ceil_div(width, load_target(TIMED).bn_stats_columns)
     clock = load_timing(TIMED).clock.vector
-    merging = 2 * pieces * vector.bn_aggr.cycles / clock
+    merging: float = 2 * pieces * vector.bn_aggr.cycles / clock
     each: float = width * vector.bn_stats.cycles / clock + pieces * vector.bn_stats.occupancy
     return each + merging
 

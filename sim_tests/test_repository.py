@@ -44,6 +44,7 @@ LAYERS = (
     ("nki_bn.comparison",),
     ("nki_bn.kernels",),
     ("nki_bn.resident_planner",),
+    ("nki_bn.resident_forward_planner",),
     ("nki_bn.planner", "nki_bn.execute"),
     ("nki_bn.requests",),
     ("nki_bn.ops",),

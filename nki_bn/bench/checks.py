@@ -9,12 +9,13 @@ from itertools import product
 from math import ceil, prod
 
 from nki_bn import execute, ops, requests, verify
-from nki_bn.bench.strategies import Plan, extents, sized
+from nki_bn.bench.strategies import extents, sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentForwardPlan, ResidentPlan
 from nki_bn.kernels.resident_geometry import ResidentLayout, group_size
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
+from nki_bn.planner import Plan
 from nki_bn.problem import Problem
 
 # What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.

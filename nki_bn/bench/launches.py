@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nki_bn.bench.strategies import Plan
+from nki_bn.planner import Plan
 from nki_bn.problem import BackwardProblem, Problem
 
 EPS = 1e-5

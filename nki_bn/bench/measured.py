@@ -12,8 +12,8 @@ import numpy as np
 
 from nki_bn.bench.launches import Launch, launch_of
 from nki_bn.bench.record import MEASURED
-from nki_bn.bench.strategies import Plan
 from nki_bn.bench.timers import Figures
+from nki_bn.planner import Plan
 from nki_bn.problem import DTYPES, Array, Problem
 
 _NS_PER_US = 1e3

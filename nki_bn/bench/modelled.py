@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from nki_bn.bench.launches import launch_of
 from nki_bn.bench.record import MODELLED
-from nki_bn.bench.strategies import Plan
 from nki_bn.bench.timers import Figures
+from nki_bn.planner import Plan
 from nki_bn.problem import Problem
 from nki_bn.simulator import RunOptions, Shaped, run
 from nki_bn.simulator.timing import Timeline, model

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nki_bn import execute
-from nki_bn.bench.strategies import Plan
+from nki_bn.planner import Plan
 from nki_bn.problem import Problem
 
 
