@@ -157,7 +157,9 @@ def last_part_ns(rates: ChunkRates, plan: ResidentForwardPlan, left: int) -> flo
     """The last turn, and the ``left`` chunks that are not formed by then."""
     stored = rates.store + rates.late
     turn = LAST_TURN_NS + (plan.lane_bands > 1) * (LAST_BANDS_NS + bands_ns(plan))
-    return max(turn + group_chunks(plan) * max(stored, rates.last), left * stored) + rates.last + STORE_NS
+    each = max(stored, rates.last)
+    time: float = max(turn + group_chunks(plan) * each, left * each) + rates.last + STORE_NS
+    return time
 
 
 def group_chunks(plan: ResidentForwardPlan) -> int:
@@ -228,7 +230,9 @@ def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float,
     if plan.relu:
         checks = (1 + plan.need_mask) * vector_ns(timing, vector.plain, width)
         shift = two_tiles if plan.residual else pointed
-        forming = pointed + shift + checks + vector_ns(timing, vector.predicated, width)
+        # Each of these instructions waits for the one before.
+        waits = 4 * (vector.pointer.latency - vector.plain.occupancy)
+        forming = pointed + shift + checks + vector_ns(timing, vector.predicated, width) + waits
         return forming, 0.0, forming
     one_pass = width * scalar.activation.cycles / timing.clock.scalar + scalar.activation.occupancy
     added = two_tiles if plan.residual else 0.0
