@@ -147,7 +147,7 @@ def test_a_sweep_file_of_ones_own(tmp_path: Path) -> None:
         ("[4]", "[-4]", r"file.toml:5: run\[0\].batch has -4"),
         ("lnc = [1]", "lnc = [3]", r"file.toml:6: run\[0\].lnc has 3; accepted: 1, 2"),
         ('"staged"', '"two_read"', r"run\[0\].strategies has 'two_read'; accepted: staged, resident, planned"),
-        ('["bwd"]', '["bwd", "fwd"]', r"file.toml:7: run\[0\].strategies has 'staged'; accepted: planned"),
+        ('["bwd"]', '["bwd", "fwd"]', r"file.toml:7: run\[0\].strategies has 'staged'; accepted: resident, planned"),
         ("lnc = [1]", "", r"file.toml:1: run\[0\].lnc is missing"),
         ("lnc = [1]", 'lnc = [1]\nrelu = ["yes"]', r"file.toml:7: run\[0\].relu has 'yes'; accepted: none, mask"),
     ],

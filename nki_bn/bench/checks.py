@@ -106,14 +106,16 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
 def _resident_sizes(problem: Problem, plan: ResidentPlan | ResidentForwardPlan) -> tuple[Hashable, ...]:
     layout = ResidentLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
     size = group_size(plan.shape, plan.cores, layout)
+    forward = isinstance(plan, ResidentForwardPlan)
     return (
         plan.batch_bands > 1,
         plan.space_bands > 1,
         size.chunks > 1,  # a group is several chunks
-        plan.slots > size.chunks,  # the next group is loaded before this one is done
+        # The next group is loaded before this one is done; the forward has no groups where statistics are given.
+        plan.slots > size.chunks or (forward and not plan.training),
         ceil(problem.channels / problem.lnc) > plan.group_channels,
         plan.lane_bands * plan.group_channels == load_target(problem.target).partitions,
-        isinstance(plan, ResidentForwardPlan) and size.columns > load_target(problem.target).bn_stats_columns,
+        forward and plan.training and size.columns > load_target(problem.target).bn_stats_columns,
     )
 
 
