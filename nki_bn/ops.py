@@ -14,6 +14,7 @@ from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import (
     BackwardPlan,
     ForwardPlan,
+    ResidentForwardPlan,
     ResidentPlan,
     TransposedForwardPlan,
     TransposedPlan,
@@ -60,7 +61,7 @@ def batch_norm_fwd(
     save_relu_mask: bool = True,
     lnc: int | None = None,
     target: str = "trn2",
-    plan: ForwardPlan | TransposedForwardPlan | None = None,
+    plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None,
 ) -> BatchNormForward:
     """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
 
@@ -150,13 +151,15 @@ def batch_norm_bwd(
     return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-def run_forward(request: ForwardRequest, plan: ForwardPlan | TransposedForwardPlan | None = None) -> BatchNormForward:
+def run_forward(
+    request: ForwardRequest, plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None
+) -> BatchNormForward:
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
     _check_plan(
         plan,
-        (ForwardPlan, TransposedForwardPlan),
+        (ForwardPlan, ResidentForwardPlan, TransposedForwardPlan),
         problem,
         asked | {"need_y": True, "need_mask": problem.relu == "mask"},
     )
@@ -223,6 +226,7 @@ def _check_sizes(plan: Any, target: str) -> None:
         "space_bands",
         "chunk",
         "slots",
+        "late_slots",
         "group_blocks",
         "tiles",
         "positions",

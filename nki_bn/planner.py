@@ -12,11 +12,19 @@ from functools import lru_cache
 
 from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.pipeline import Prediction
 from nki_bn.predict import Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import resident_candidates
 from nki_bn.transposed_planner import SHORT_ROW, best_transposed
 
@@ -44,13 +52,26 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
     backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
     if isinstance(problem, ForwardProblem):
-        return tuple(sorted([*_transposed(problem), _predicted(plan_two_read(problem))], key=_rank))
+        return tuple(sorted(_forward_candidates(problem), key=_rank))
     if not isinstance(problem, BackwardProblem):
         raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
     found = _backward_candidates(replace(problem, need=OUTPUTS))
     if problem.need == OUTPUTS:
         return found
     return tuple(_predicted(_with_outputs(problem, candidate.plan)) for candidate in found)
+
+
+def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
+    """Of ``reread`` only where no layout of ``resident`` fits."""
+    found = [*_resident_forward(problem), *_transposed(problem)] if problem.count else []
+    if not found or fits(problem, _budget(problem, None)):
+        found.append(_predicted(plan_two_read(problem)))
+    return found
+
+
+def _resident_forward(problem: ForwardProblem) -> list[Candidate]:
+    best = best_resident_forward(problem, False) or best_resident_forward(problem, True)
+    return [] if best is None else [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
@@ -78,10 +99,12 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     return over, prediction.instructions if over else prediction.ns
 
 
-def plan_forward(problem: ForwardProblem) -> ForwardPlan | TransposedForwardPlan:
+def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan | TransposedForwardPlan:
     """The plan of a forward pass: the candidate with the least predicted time."""
     chosen = plan(problem)
-    assert isinstance(chosen, ForwardPlan | TransposedForwardPlan), "a forward problem has a forward plan"
+    assert isinstance(chosen, ForwardPlan | ResidentForwardPlan | TransposedForwardPlan), (
+        "a forward problem has a forward plan"
+    )
     return chosen
 
 

@@ -35,6 +35,10 @@ class Columns:
         name = "plain" if tiles == 1 else "tensor_tensor"
         return self.pipeline.run(VECTOR, self.paces.vector(name, self.groups), ready)
 
+    def combined(self, ready: float) -> float:
+        """A scalar_tensor_tensor on columns."""
+        return self.pipeline.run(VECTOR, self.paces.vector("scalar_tensor_tensor", self.groups), ready)
+
     def reduced(self, columns: int, ready: float) -> float:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
@@ -70,11 +74,9 @@ class Columns:
     def _reciprocal_root(self, variance: float) -> float:
         value = self.vector(variance)
         root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
-        near_one = self.vector(root, 2)
-        near_one = self.vector(near_one, 2)
-        step = self.vector(near_one)
-        self.vector(step, 2)
-        flag = self.vector(near_one)
+        product = self.combined(self.vector(root, 2))
+        self.combined(product)
+        flag = self.vector(product)
         predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
 

@@ -150,8 +150,19 @@ class _Run:
             self.started = max(self.started, done[-1])
 
         def root() -> None:
-            step(1)
             done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
+
+        def newton() -> None:
+            done.append(columns.combined(done[-1]))
+
+        def better() -> None:
+            before = done[-1]
+            columns.combined(before)
+            done.append(columns.vector(before))
+
+        def chosen() -> None:
+            predicated = self.paces.vector("predicated", columns.groups)
+            done.append(self.pipeline.run(VECTOR, predicated, done[-1]))
 
         def scale() -> None:
             done.append(max(done[-1], *there[2:]))
@@ -159,12 +170,12 @@ class _Run:
 
         share = (1, 1) if needs_input_sums(self.plan) else ()
         return [
+            partial(step, 1),
             root,
             partial(step, 2),
-            partial(step, 2),
-            partial(step, 1, 1),
-            partial(step, 2),
-            partial(step, 1),
+            newton,
+            better,
+            chosen,
             scale,
             partial(step, *share),
         ]
