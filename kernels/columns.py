@@ -219,10 +219,9 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
 
 def share_columns(columns: nl.NkiTensor, count: int) -> None:
     """-rstd/N and -scale/N: what of the coefficients of dx does not depend on the sums."""
-    for part, whole in ((ROOT_SHARE, RSTD), (SCALE_SHARE, SCALE)):
-        nisa.tensor_scalar(
-            dst=column(columns, part), data=column(columns, whole), op0=nl.multiply, operand0=-1.0 / count
-        )
+    share = -1.0 / count
+    nisa.tensor_scalar(dst=column(columns, ROOT_SHARE), data=column(columns, RSTD), op0=nl.multiply, operand0=share)
+    nisa.tensor_scalar(dst=column(columns, SCALE_SHARE), data=column(columns, SCALE), op0=nl.multiply, operand0=share)
 
 
 def product_of(columns: nl.NkiTensor, dst: int, left: int, right: int) -> None:

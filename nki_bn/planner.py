@@ -26,7 +26,7 @@ from nki_bn.predict import Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import resident_candidates
-from nki_bn.transposed_planner import SHORT_ROW, best_transposed
+from nki_bn.transposed_planner import SHORT_ROW, best_transposed, predicted_us
 
 # Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
 INSTRUCTIONS = 20_000
@@ -58,14 +58,14 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
     found = _backward_candidates(replace(problem, need=OUTPUTS))
     if problem.need == OUTPUTS:
         return found
-    return tuple(_predicted(_with_outputs(problem, candidate.plan)) for candidate in found)
+    return tuple(_predicted(problem, _with_outputs(problem, candidate.plan)) for candidate in found)
 
 
 def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
     """Of ``reread`` only where no layout of ``resident`` fits."""
     found = [*_resident_forward(problem), *_transposed(problem)] if problem.count else []
     if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(plan_two_read(problem)))
+        found.append(_predicted(problem, plan_two_read(problem)))
     return found
 
 
@@ -77,7 +77,7 @@ def _resident_forward(problem: ForwardProblem) -> list[Candidate]:
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
     found = resident_candidates(problem) if problem.count else []
     if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(plan_staged(problem)))
+        found.append(_predicted(problem, plan_staged(problem)))
     found += _transposed(problem)
     return tuple(sorted(found, key=_rank))
 
@@ -89,7 +89,9 @@ def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
     return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
 
 
-def _predicted(chosen: Plan) -> Candidate:
+def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candidate:
+    if isinstance(chosen, TransposedPlan | TransposedForwardPlan):
+        return Candidate(chosen, Prediction(predicted_us(problem, chosen) * 1e3, 0, {}, 0, 0))
     return Candidate(chosen, predict(chosen))
 
 
@@ -138,7 +140,7 @@ def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
     best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
     if best is None:
         return []
-    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
+    return [_predicted(problem, best.plan)]
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -35,10 +35,6 @@ class Columns:
         name = "plain" if tiles == 1 else "tensor_tensor"
         return self.pipeline.run(VECTOR, self.paces.vector(name, self.groups), ready)
 
-    def combined(self, ready: float) -> float:
-        """A scalar_tensor_tensor on columns."""
-        return self.pipeline.run(VECTOR, self.paces.vector("scalar_tensor_tensor", self.groups), ready)
-
     def reduced(self, columns: int, ready: float) -> float:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
@@ -74,8 +70,8 @@ class Columns:
     def _reciprocal_root(self, variance: float) -> float:
         value = self.vector(variance)
         root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
-        product = self.combined(self.vector(root, 2))
-        self.combined(product)
+        product = self.vector(self.vector(root, 2), 2)
+        self.vector(product, 2)
         flag = self.vector(product)
         predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)

@@ -152,18 +152,6 @@ class _Run:
         def root() -> None:
             done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
 
-        def newton() -> None:
-            done.append(columns.combined(done[-1]))
-
-        def better() -> None:
-            before = done[-1]
-            columns.combined(before)
-            done.append(columns.vector(before))
-
-        def chosen() -> None:
-            predicated = self.paces.vector("predicated", columns.groups)
-            done.append(self.pipeline.run(VECTOR, predicated, done[-1]))
-
         def scale() -> None:
             done.append(max(done[-1], *there[2:]))
             step(*(2,) * (len(there) - 2 + (len(there) > 3)))
@@ -173,9 +161,9 @@ class _Run:
             partial(step, 1),
             root,
             partial(step, 2),
-            newton,
-            better,
-            chosen,
+            partial(step, 2),
+            partial(step, 2, 1),
+            partial(step, 1),
             scale,
             partial(step, *share),
         ]

@@ -99,7 +99,8 @@ def _forward(problem: ForwardProblem, strategy: str, sbuf_bytes: int) -> Plan:
 def _transposed(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, BackwardProblem | ForwardProblem), "transposed is a strategy of forward and backward"
     best = best_transposed(problem, sbuf_bytes)
-    assert best is not None, f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition"
+    if best is None:
+        raise ValueError(f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition")
     return best.plan
 
 
