@@ -14,6 +14,7 @@ from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import (
     BackwardPlan,
     ForwardPlan,
+    ResidentForwardPlan,
     ResidentPlan,
     TransposedForwardPlan,
     TransposedPlan,
@@ -60,7 +61,7 @@ def batch_norm_fwd(
     save_relu_mask: bool = True,
     lnc: int | None = None,
     target: str = "trn2",
-    plan: ForwardPlan | TransposedForwardPlan | None = None,
+    plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None,
 ) -> BatchNormForward:
     """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
 
@@ -151,13 +152,15 @@ def batch_norm_bwd(
     return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-def run_forward(request: ForwardRequest, plan: ForwardPlan | TransposedForwardPlan | None = None) -> BatchNormForward:
+def run_forward(
+    request: ForwardRequest, plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None
+) -> BatchNormForward:
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
     _check_plan(
         plan,
-        (ForwardPlan, TransposedForwardPlan),
+        (ForwardPlan, ResidentForwardPlan, TransposedForwardPlan),
         problem,
         asked | {"need_y": True, "need_mask": problem.relu == "mask"},
     )
@@ -218,8 +221,8 @@ def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dic
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
     # Each strategy has some of them.
-    resident = ("set_channels", "group_sets", "batch_bands", "space_bands", "chunk", "slots")
-    for field in ("bands", "f_tile", "interleave", *resident, "group_blocks", "tiles", "positions"):
+    resident = ("set_channels", "group_sets", "batch_bands", "space_bands", "chunk", "slots", "late_slots")
+    for field in ("bands", "f_tile", "interleave", "group_channels", *resident, "group_blocks", "tiles", "positions"):
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"plan has {field}={size!r}; accepted: integers from 1 up")

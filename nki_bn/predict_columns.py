@@ -74,11 +74,9 @@ class Columns:
     def _reciprocal_root(self, variance: float) -> float:
         value = self.vector(variance)
         root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
-        near_one = self.vector(root, 2)
-        near_one = self.vector(near_one, 2)
-        step = self.vector(near_one)
-        self.vector(step, 2)
-        flag = self.vector(near_one)
+        product = self.vector(self.vector(root, 2), 2)
+        self.vector(product, 2)
+        flag = self.vector(product)
         predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
 

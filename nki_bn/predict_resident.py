@@ -201,7 +201,6 @@ class _Run:
             self.started = max(self.started, done[-1])
 
         def root() -> None:
-            step(1)
             done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
 
         def scale() -> None:
@@ -210,11 +209,11 @@ class _Run:
 
         share = (1, 1) if needs_input_sums(self.plan) else ()
         return [
+            partial(step, 1),
             root,
             partial(step, 2),
             partial(step, 2),
-            partial(step, 1, 1),
-            partial(step, 2),
+            partial(step, 2, 1),
             partial(step, 1),
             scale,
             partial(step, *share),

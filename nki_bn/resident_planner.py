@@ -22,7 +22,7 @@ from nki_bn.kernels.resident_layout import (
 from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
 from nki_bn.predict import INSTRUCTIONS, Candidate, predict
-from nki_bn.problem import GRADIENTS, BackwardProblem
+from nki_bn.problem import GRADIENTS, BackwardProblem, Problem
 from nki_bn.resident_estimate import EIGHTHS, estimated_instructions, estimated_us, wanted_slots
 
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
@@ -116,7 +116,7 @@ def task_of(problem: BackwardProblem) -> BackwardTask:
     )
 
 
-def split_of(problem: BackwardProblem) -> str:
+def split_of(problem: Problem) -> str:
     """What the cores divide: channels, which need no exchange; with a single one batches or space."""
     if problem.lnc == 1:
         return "none"

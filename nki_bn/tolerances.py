@@ -41,8 +41,11 @@ UNDERFLOW = 2.0**-126
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What decides the rounding of a run: dtype of the input, modes of the simulator, and of the plan whether it stages
-    dy', whether Tensor combines dx, whether the x-term of dx is rounded to the dtype of the input."""
+    """What decides the rounding of a run: dtype of the input, modes of the simulator, and what plans do.
+
+    ``staged``: dy' is kept between the phases of the backward in bfloat16; ``tensor``: Tensor combines dx; ``fast``:
+    the x-term of dx is rounded to the dtype of the input; ``narrow``: x - hi is kept in that dtype in the forward.
+    """
 
     dtype: str
     numerics: str = "trn2"
@@ -50,6 +53,7 @@ class Arithmetic:
     staged: bool = False
     tensor: bool = False
     fast: bool = False
+    narrow: bool = False
 
     @property
     def slope(self) -> float:
@@ -114,7 +118,27 @@ def running(want: Result) -> Allowance:
 def forward(case: ForwardCase, want: ForwardReference, arithmetic: Arithmetic) -> Float64:
     """Bound on the error of the value before the ReLU, like x: that of y before its last rounding."""
     low = low_part(want.mean, want.var, case.eps, arithmetic)
-    return pre_activation_error(want.z, case.gamma, low, arithmetic)
+    error = pre_activation_error(want.z, case.gamma, low, arithmetic)
+    if arithmetic.narrow:
+        error += narrow_error(case.x, want.mean, want.var, case.gamma, case.eps)
+    return error
+
+
+def narrow_error(x: Array, mean: Array, var: Array, gamma: Array | None, eps: float) -> Float64:
+    """What rounding x - hi to the dtype of ``x`` may add to the error of y, like x.
+
+    Nothing where x is within a factor of two of hi, which is the mean up to a share LOW: the difference is exact there.
+    """
+    low = LOW["bfloat16"]
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        factor = 1 / np.sqrt(var.astype(np.float64) + eps) * (1 if gamma is None else np.abs(gamma))
+        center = reference.column(mean.astype(np.float64), wide)
+        ratio = wide / center
+        exact = (ratio >= (1 + low) / 2) & (ratio <= 2 * (1 - low))
+        rounded = half_unit(np.abs(wide - center) + low * np.abs(center), x.dtype)
+        error: Float64 = np.where(exact, 0.0, rounded) * reference.column(factor, wide)
+    return error
 
 
 def backward(

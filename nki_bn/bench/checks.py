@@ -12,7 +12,15 @@ from nki_bn import execute, ops, requests, verify
 from nki_bn.bench.strategies import sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
+from nki_bn.kernels.resident_fwd_plan import forward_layout, forward_size
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.resident_layout import group_size, layout_of, resident_plan
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
@@ -105,6 +113,8 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
     buffers = tuple(buffer.name for buffer in plan.buffers)
     if isinstance(plan, ResidentPlan):
         sizes = _resident_sizes(problem, plan)
+    elif isinstance(plan, ResidentForwardPlan):
+        sizes = _forward_sizes(problem, plan)
     elif isinstance(plan, TransposedPlan | TransposedForwardPlan):
         sizes = _transposed_sizes(problem, plan)
     else:
@@ -122,6 +132,20 @@ def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...
         plan.slots > size.chunks,  # the next group is loaded before this one is done
         ceil(problem.channels / problem.lnc) > plan.set_channels * plan.group_sets,
         plan.lane_bands * plan.set_channels == load_target(problem.target).partitions,
+    )
+
+
+def _forward_sizes(problem: Problem, plan: ResidentForwardPlan) -> tuple[Hashable, ...]:
+    target, size = load_target(problem.target), forward_size(plan.shape, plan.cores, forward_layout(plan))
+    return (
+        plan.batch_bands > 1,
+        plan.space_bands > 1,
+        size.chunks > 1,  # a group is several chunks
+        # The next group is loaded before this one is done; there are no groups where statistics are given.
+        plan.slots > size.chunks or not plan.training,
+        ceil(problem.channels / problem.lnc) > plan.group_channels,
+        plan.lane_bands * plan.group_channels == target.partitions,
+        plan.training and size.columns > target.bn_stats_columns,
     )
 
 
