@@ -69,7 +69,9 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
 def _engines(plan: ResidentPlan) -> str:
     """Who adds up, and what another engine takes over."""
     share = f"{plan.eighths}/{_EIGHTHS}"
-    return f"Tensor adds, combines {share}" if plan.tensor_sums else f"Scalar adds, Vector {share} of dy"
+    if plan.tensor_sums:
+        return f"Tensor adds, combines {share}"
+    return f"Scalar adds, Vector {share} of dy" + (f", x-terms {plan.term_eighths}/{_EIGHTHS}" if plan.folded else "")
 
 
 def _sums(plan: ResidentPlan) -> str:
@@ -89,7 +91,8 @@ def _combinations(plan: ResidentPlan) -> str:
         return "by Scalar and Vector, which end it in turns"
     term = f", the x-term in {plan.dtype}" if plan.fast else ""
     tensor = f", but in {plan.eighths} of {_EIGHTHS} chunks by Tensor and Scalar" if combines_by_tensor(plan) else ""
-    return f"by Scalar and Vector{term}{tensor}"
+    vector = f", which also makes the x-term in {plan.term_eighths} of {_EIGHTHS} chunks" if plan.term_eighths else ""
+    return f"by Scalar and Vector{vector}{term}{tensor}"
 
 
 def _tiled(plan: BackwardPlan | ForwardPlan) -> dict[str, str]:

@@ -109,13 +109,15 @@ class Paces:
     def vector(self, name: str, columns: float) -> Duration:
         """An instruction of the class ``name`` on Vector, over ``columns`` elements of a lane.
 
-        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition.
+        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition,
+        ``pointed_16bit`` the same between tiles of 16 bits.
         """
         found = self._durations.get((name, columns))
         if found is not None:
             return found
         vector = self.timing.vector
-        cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
+        pointed = {"pointed": vector.plain, "pointed_16bit": vector.scalar_16bit}
+        cost = replace(vector.pointer, cycles=pointed[name].cycles) if name in pointed else getattr(vector, name)
         return self._remember(name, cost, columns, self.timing.clock.vector)
 
     def scalar(self, columns: float, pointers: int = 0) -> Duration:

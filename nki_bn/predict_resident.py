@@ -17,7 +17,7 @@ from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
 from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts, units_of
 from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
-from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs
+from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs, vector_adds, vector_terms
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
@@ -142,7 +142,8 @@ class _Run:
         if self.visits:
             self.load_ahead(0)
         columns = [self._loaded_columns(channels, sets) for channels, sets in self.blocks()]
-        self.steps = [step for block, there in columns for step in self.column_steps(block, there)]
+        for at, (block, there) in enumerate(columns):
+            self.steps += self.column_steps(block, there, at > 0)
         if self.plan.relu == "recompute" or not self.plan.training:
             self.end_columns()
         for at, job in enumerate(self.jobs):
@@ -186,10 +187,11 @@ class _Run:
         # The first is beside the chunks that begin gently.
         visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
         there = [columns.load_aside(self.run_of(visit.step)) for visit in visits]
-        self.centered = max(self.centered, columns.split(there[0]))
+        if self.centered == 0.0:
+            self.centered = columns.split(there[0])
         return columns, there
 
-    def column_steps(self, columns: Columns, there: list[float]) -> list[Callable[[], None]]:
+    def column_steps(self, columns: Columns, there: list[float], later: bool) -> list[Callable[[], None]]:
         """The steps that derive the columns of a block from what is loaded; each waits for the one before."""
         done = [there[1]]
 
@@ -207,9 +209,14 @@ class _Run:
             done.append(max(done[-1], *there[2:]))
             step(*(2,) * (len(there) - 2 + (len(there) > 3)))
 
+        def first() -> None:
+            if later:
+                self.centered = max(self.centered, columns.split(there[0]))
+            step(1)
+
         share = (1, 1) if needs_input_sums(self.plan) else ()
         return [
-            partial(step, 1),
+            first,
             root,
             partial(step, 2),
             partial(step, 2),
@@ -288,6 +295,8 @@ class _Run:
             self.ready = max(self.ready, self.after)
         if job.number == 0:
             self.load_ahead(job.visit)
+            if job.step.unit.extent.channels < self.plan.set_channels:
+                self.end_columns()
             self.mask_chunk(at)
         if not job.sums:
             self.end_sums(at - 1)
@@ -337,7 +346,7 @@ class _Run:
             if plan.ragged and job.step.group > 1 and first:
                 size = group_size(plan.shape, plan.cores, layout_of(plan))
                 ready = max(ready, self.pipeline.run(VECTOR, self.paces.vector("memset", 2 * size.set_chunks)))
-            if at * plan.eighths % 8 < plan.eighths or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
+            if vector_adds(plan, job.step.group, at) or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
                 done = self.pipeline.run(VECTOR, self.paces.vector("reduce", width), ready)
             else:
                 done = self.pipeline.run(SCALAR, self.paces.accumulated(width), ready)
@@ -471,6 +480,10 @@ class _Run:
             pace = self.paces.scalar(job.step.unit.lanes(), 1)
             self.pipeline.run(SCALAR, pace, ready)
             return self.pipeline.run(SCALAR, pace, ready)
+        if vector_terms(plan, self.jobs[-1].step.group - job.step.group, at):
+            kind = "pointed_16bit" if self.fast else "pointed"
+            ready = max(self.coefficients[job.step.group], free)
+            return self.pipeline.run(VECTOR, self.paces.vector(kind, self.widths[at]), ready)
         if plan.folded:
             ready, pace = max(self.coefficients[job.step.group], free), self.paces.scalar(self.widths[at], 2)
         else:
