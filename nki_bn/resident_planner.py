@@ -254,7 +254,7 @@ class Search:
             extent_of_core(self.task.shape, self.split, core, self.task.cores).channels % set_channels
             for core in range(self.task.cores)
         ]
-        return bands_of(self.extent, PARTITIONS // max(*rests, 1))
+        return even_bands(self.extent, PARTITIONS // max(*rests, 1))
 
     def _chunks(self, space_bands: int, group: int) -> list[int]:
         columns = self.extent.channels * self.extent.batches * self.extent.length / PARTITIONS
@@ -307,6 +307,16 @@ def bands_of(extent: Extent, bands: int) -> tuple[int, int]:
         (batch_bands, divisor) for batch_bands, space in options if (divisor := even_part(extent.length, space))
     ]
     return min(options, key=lambda option: group_columns(extent, *option))
+
+
+def even_bands(extent: Extent, bands: int) -> tuple[int, int]:
+    """(batch bands, space bands) that leave nothing over: the most of them, whole batches where that is equal."""
+    options = [
+        (batch_bands, even_part(extent.length, bands // batch_bands))
+        for batch_bands in range(1, min(bands, extent.batches) + 1)
+        if extent.batches % batch_bands == 0
+    ]
+    return max(options, key=lambda option: (option[0] * option[1], option[0]))
 
 
 def even_part(length: int, most: int) -> int:
