@@ -106,9 +106,21 @@ class Paces:
         found = self._durations.get((name, columns))
         if found is not None:
             return found
+        return self._remember(name, self._vector_cost(name), columns, self.timing.clock.vector)
+
+    def vector_psum(self, name: str, columns: float) -> Duration:
+        """The same with an operand in PSUM."""
+        found = self._durations.get((f"{name} psum", columns))
+        if found is not None:
+            return found
+        cost, least = self._vector_cost(name), self.timing.vector.psum
+        cost = Cost(max(cost.cycles, least.cycles), cost.occupancy, max(cost.latency, least.latency))
+        return self._remember(f"{name} psum", cost, columns, self.timing.clock.vector)
+
+    def _vector_cost(self, name: str) -> Cost:
         vector = self.timing.vector
-        cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
-        return self._remember(name, cost, columns, self.timing.clock.vector)
+        cost: Cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
+        return cost
 
     def scalar(self, columns: float, pointers: int = 0) -> Duration:
         """An activation from SBUF with ``pointers`` operands of one value per partition."""
@@ -120,23 +132,31 @@ class Paces:
         cost = Cost(cost.cycles, cost.occupancy + count * extra.occupancy, cost.latency + count * extra.latency)
         return self._remember(name, cost, columns, self.timing.clock.scalar)
 
-    def accumulated(self, columns: float) -> Duration:
-        """An activation whose sum is read out, which starts when the engine has let go of the activation."""
-        found = self._durations.get(("accumulated", columns))
+    def accumulated(self, columns: float, psum: bool = False) -> Duration:
+        """An activation (from PSUM) whose sum is read out, which starts when the engine lets go of the activation."""
+        name = "accumulated psum" if psum else "accumulated"
+        found = self._durations.get((name, columns))
         if found is not None:
             return found
-        cost, out = self.timing.scalar.activation, self.timing.scalar.read_out
+        scalar = self.timing.scalar
+        cost, out = scalar.activation_psum if psum else scalar.activation, scalar.read_out
         cost = Cost(cost.cycles, cost.occupancy + out.occupancy, cost.occupancy + out.latency)
-        return self._remember("accumulated", cost, columns, self.timing.clock.scalar)
+        return self._remember(name, cost, columns, self.timing.clock.scalar)
 
-    def emptied(self, columns: float) -> Duration:
-        """An activation from PSUM with two operands of one value per partition."""
-        found = self._durations.get(("emptied", columns))
+    def emptied(self, columns: float, pointers: int = 2) -> Duration:
+        """An activation from PSUM with one or two operands of one value per partition."""
+        name = f"emptied {pointers}"
+        found = self._durations.get((name, columns))
         if found is not None:
             return found
         cost, extra = self.timing.scalar.activation_psum, self.timing.scalar.extra_pointer
-        cost = Cost(cost.cycles, cost.occupancy + extra.occupancy, cost.latency + extra.latency)
-        return self._remember("emptied", cost, columns, self.timing.clock.scalar)
+        more = pointers - 1
+        cost = Cost(cost.cycles, cost.occupancy + more * extra.occupancy, cost.latency + more * extra.latency)
+        return self._remember(name, cost, columns, self.timing.clock.scalar)
+
+    def copied(self, columns: float) -> Duration:
+        """A copy from PSUM by Scalar."""
+        return self._remember("copied", self.timing.scalar.copy_psum, columns, self.timing.clock.scalar)
 
     def products(self, columns: int, slice_columns: int, times: int, wide: bool) -> Products:
         """``times`` products over ``columns`` moving columns, in slices; ``wide``: float32 with zeros and ones."""
@@ -149,6 +169,13 @@ class Paces:
         count = whole + min(rest, 1)
         latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
         return Products(times * count, times * busy, latency)
+
+    def transposes(self, columns: int, times: int, wide: bool) -> Products:
+        """``times`` transposes into ``columns`` columns each; ``wide``: of float32."""
+        tensor, clock = self.timing.tensor, self.timing.clock.tensor
+        cost = tensor.transpose_float32 if wide else tensor.transpose
+        busy = max(columns * cost.cycles / clock + cost.occupancy, self.timing.floor_cycles / clock)
+        return Products(times, times * busy, cost.latency - cost.occupancy + self.timing.semaphore.engine)
 
     def gpsimd(self, columns: float) -> Duration:
         """Work of GpSimd on one tile."""

@@ -62,9 +62,9 @@ def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Predict
             walked = tuple(_channels_at(plan, at, owned) for at in range(owned - number, owned))
             return run(Walk(plan.bands, tiles, walked, channels == 1 and length == positions))
 
-        return _extrapolated(over_channels, owned, CHANNEL_TILES, MORE_CHANNEL_TILES)
+        return extrapolated(over_channels, owned, CHANNEL_TILES, MORE_CHANNEL_TILES)
 
-    return _extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
+    return extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
 
 
 def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple
     return size(at), size(at + tiles) if plan.split == "channel" else size(at)
 
 
-def _extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
+def extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
     """``run(count)``, from two shorter runs if ``count`` is above what those have."""
     if count <= few + more:
         return run(count)
