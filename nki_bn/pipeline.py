@@ -68,11 +68,15 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be used."""
+    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be used.
+
+    ``weights``: ns that come first if Tensor stood idle.
+    """
 
     count: int
     busy: float
     latency: float
+    weights: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,16 @@ class Transfer:
     work: float
     shared: float
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the queue of Sync loads meanwhile: ns of one of its descriptors, the share of the time that the engines work
+    for it, and when it would be through alone."""
+
+    descriptor: float
+    share: float
+    end: float
 
 
 class Paces:
@@ -175,7 +189,8 @@ class Paces:
         tensor, clock = self.timing.tensor, self.timing.clock.tensor
         cost = tensor.transpose_float32 if wide else tensor.transpose
         busy = max(columns * cost.cycles / clock + cost.occupancy, self.timing.floor_cycles / clock)
-        return Products(times, times * busy, cost.latency - cost.occupancy + self.timing.semaphore.engine)
+        latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
+        return Products(times, times * busy, latency, tensor.weight_load_cycles / clock)
 
     def gpsimd(self, columns: float) -> Duration:
         """Work of GpSimd on one tile."""
@@ -224,6 +239,8 @@ class Pipeline:
         self._busy = dict.fromkeys((*self._free, DMA), 0.0)
         self._next_trigger = 0.0
         self._next_aside = 0.0
+        self._aside_served = 0.0
+        self._aside_work = 0.0
         self._arrived = 0.0
         self._served = 0.0
         self._loaded = 0
@@ -244,8 +261,9 @@ class Pipeline:
         if start - self._free[TENSOR] >= self._tensor.cold_ns:
             self._warmth = 0.0
         slow = self._tensor.cold_factor
-        cold = min(products.busy * slow, max(self._tensor.cold_ns - self._warmth, 0.0))
-        busy = cold + products.busy - cold / slow
+        warm = products.busy + (products.weights if start > self._free[TENSOR] else 0.0)
+        cold = min(warm * slow, max(self._tensor.cold_ns - self._warmth, 0.0))
+        busy = cold + warm - cold / slow
         self._warmth += busy
         self._free[TENSOR] = start + busy
         self._busy[TENSOR] += busy
@@ -262,17 +280,35 @@ class Pipeline:
         self._loaded += transfer.nbytes
         return self._aside(transfer, 0.0, self._dma.first_load)
 
+    def load_beside(self, transfer: Transfer, descriptors: int, beside: Beside) -> float:
+        """The same, where the queue of Sync is full of long descriptors: queues take turns by descriptor.
+
+        ``descriptors``: on the busiest DMA engine.
+        """
+        self._loaded += transfer.nbytes
+        self._aside_work += transfer.work
+        began = max(self._trigger_aside(transfer, 0.0) + self._dma.first_load, self._aside_served)
+        alone = max(began + transfer.work, beside.end + self._aside_work)
+        own = transfer.work / descriptors
+        pace = 1 - beside.share + beside.share * own / (own + beside.descriptor)
+        self._aside_served = min(began + transfer.work / pace, alone)
+        return self._finish(self._aside_served + self._dma.completion)
+
     def store_aside(self, transfer: Transfer, ready: float) -> float:
         """A DMA to HBM that Scalar triggers, past the queue of Sync."""
         self._stored += transfer.nbytes
         return self._aside(transfer, ready, self._dma.first_store)
 
-    def _aside(self, transfer: Transfer, ready: float, first: float) -> float:
+    def _trigger_aside(self, transfer: Transfer, ready: float) -> float:
         start = max(self._free[SCALAR], self._next_aside, ready)
         self._next_aside = start + self._dma.spacing
         self._free[SCALAR] = start + self._dma.hardware_trigger
         self._busy[SCALAR] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
+        return start
+
+    def _aside(self, transfer: Transfer, ready: float, first: float) -> float:
+        start = self._trigger_aside(transfer, ready)
         # Queues take turns by descriptor, so that a short transfer takes about twice its time beside a long one.
         return self._finish(start + first + 2 * transfer.work + self._dma.completion)
 

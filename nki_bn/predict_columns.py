@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline
+from nki_bn.pipeline import GPSIMD, VECTOR, Beside, Paces, Pipeline
 
 COLUMN_BYTES = 4
 
@@ -39,11 +39,14 @@ class Columns:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
-    def load_aside(self) -> float:
+    def load_aside(self, beside: Beside | None = None) -> float:
         """One column from HBM, triggered by Scalar; values of groups of one channel are neighbours there."""
         runs = 1 if self.single else self.groups
         transfer = self.paces.transfer(self.lanes, runs, COLUMN_BYTES * self.groups)
-        return self.pipeline.load_aside(transfer)
+        if beside is None:
+            return self.pipeline.load_aside(transfer)
+        lanes = min(self.lanes, self.paces.timing.dma.partitions_per_engine)
+        return self.pipeline.load_beside(transfer, lanes * runs, beside)
 
     def store_aside(self, ready: float) -> float:
         """One column to HBM, triggered by Scalar."""
@@ -77,10 +80,10 @@ class Columns:
         near_one = self.vector(root, 2)
         near_one = self.vector(near_one, 2)
         step = self.vector(near_one)
-        self.vector(step, 2)
         flag = self.vector(near_one)
+        step = self.vector(step, 2)
         predicated = self.paces.vector("predicated", self.groups)
-        return self.pipeline.run(VECTOR, predicated, flag)
+        return self.pipeline.run(VECTOR, predicated, max(flag, step))
 
     def coefficients(self, mean: float, variance: float, gamma: float, beta: float) -> float:
         """hi, lo, rstd, scale and shift of a forward; when all can be used."""
@@ -109,11 +112,11 @@ class Columns:
         """Mean and variance to HBM, and the running ones blended with them."""
         self.store(ready)
         self.store(ready)
-        stored = 0.0
+        stored = blended = 0.0
         for _ in range(2):
-            running = self.vector(self.load(stored))
-            batch = self.vector(max(ready, stored))
-            stored = self.store(self.vector(max(running, batch), 2))
+            running = self.vector(self.load(blended))
+            blended = self.vector(max(running, self.vector(max(ready, stored))), 2)
+            stored = self.store(blended)
 
     def gamma_gradient(self, sums: float, products: float) -> float:
         """dgamma from the sum of dy' and that of the products."""

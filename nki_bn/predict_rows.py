@@ -15,8 +15,8 @@ from nki_bn.kernels.resident_geometry import Extent
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.transposed_blocks import RESULT_BANKS, Ground, Rows, rows_of
 from nki_bn.kernels.transposed_layout import STAGES, RowChunk, bank_columns
-from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of
-from nki_bn.pipeline import DMA, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Products
+from nki_bn.kernels.transposed_schedule import Scope, Step, blocks_of, step_of
+from nki_bn.pipeline import DMA, SCALAR, TENSOR, VECTOR, Beside, Duration, Paces, Pipeline, Products
 from nki_bn.predict_columns import Columns
 
 
@@ -27,14 +27,14 @@ class Tile:
     written: dict[str, float] = field(default_factory=dict)
     read: dict[str, float] = field(default_factory=dict)
 
-    def readable(self) -> float:
-        """When everything that was written is there."""
-        return max(self.written.values(), default=0.0)
+    def readable(self, more: float = 0.0) -> float:
+        """When everything that was written is there; ``more``: ns that a semaphore takes longer than most."""
+        return max((time + more * (name != DMA) for name, time in self.written.items()), default=0.0)
 
-    def free(self, engine: str) -> float:
+    def free(self, engine: str, more: float = 0.0) -> float:
         """When ``engine`` may write: one engine is executed in order, DMAs are not."""
         used = (*self.written.items(), *self.read.items())
-        return max((time for name, time in used if name != engine or engine == DMA), default=0.0)
+        return max((time + more * (name != DMA) for name, time in used if name != engine or engine == DMA), default=0.0)
 
 
 class RowRun:
@@ -60,6 +60,7 @@ class RowRun:
         self.bank = bank_columns(plan.dtype)
         self.spatial = plan.shape[2]
         self.shared = plan.split == "batch"
+        self.more = paces.timing.semaphore.tensor - paces.timing.semaphore.engine
         self.first_core = ground.extent.batch == 0
         self.slots = {
             name: [[Tile() for _ in range(scope.group_blocks)] for _ in range(scope.slots)] for name in slots
@@ -71,6 +72,10 @@ class RowRun:
         """What a step is about."""
         rows: Rows = rows_of(self.ground, self.scope, step)
         return rows
+
+    def smaller(self, block: int) -> bool:
+        """Whether this is the last block of the core, and has fewer channels than the others: its columns lie apart."""
+        return (block + 1) * self.ground.size > self.ground.extent.channels
 
     def blocks(self, first: int, count: int) -> Iterator[Columns]:
         """The columns of ``count`` blocks from ``first`` on: the full ones together, and a smaller last one."""
@@ -98,7 +103,8 @@ class RowRun:
 
     def wait(self, engine: str, reads: tuple[Tile, ...], writes: tuple[Tile, ...], ready: float = 0.0) -> float:
         """When all tiles can be used."""
-        return max(ready, *(tile.readable() for tile in reads), *(tile.free(engine) for tile in writes))
+        more = self.more if engine == TENSOR else 0.0
+        return max(ready, *(tile.readable(more) for tile in reads), *(tile.free(engine, more) for tile in writes))
 
     def note(self, engine: str, done: float, reads: tuple[Tile, ...], writes: tuple[Tile, ...]) -> float:
         """Remember that the tiles are used until ``done``."""
@@ -135,6 +141,16 @@ class RowRun:
         chunk = rows.chunk
         runs = chunk.tiles * (1 if chunk.length == self.spatial else rows.channels)
         return chunk.rows, runs, chunk.tiles * rows.channels * chunk.length * itemsize
+
+    def beside(self, tensors: float) -> Beside:
+        """The loads of the first ring, of as many bytes as ``tensors`` tensors of elements have."""
+        dma = self.paces.timing.dma
+        steps = [step_of(self.scope, "load", visit, 0) for visit in range(min(self.scope.slots, self.scope.visits()))]
+        moved = [self.runs(self.rows_of(step), self.itemsize) for step in steps]
+        _, runs, nbytes = moved[0]
+        each = self.paces.transfer(*moved[0]).work
+        end = dma.first_load + tensors * sum(max(self.paces.transfer(*one).shared, dma.spacing) for one in moved)
+        return Beside(dma.descriptor + nbytes / runs / dma.rate, min(each / dma.spacing, 1.0), end)
 
     def slow(self, rows: Rows, length: int, itemsize: int, by_channel: bool) -> float:
         """How much longer it takes to pass over a part of a slot; ``by_channel``: the innermost dimension is that."""

@@ -78,19 +78,26 @@ class _Backward(RowRun):
     def __init__(self, plan: TransposedPlan, ground: Ground, scope: Scope, paces: Paces) -> None:
         super().__init__(plan, ground, scope, paces, ("dy", "x", "mask", "residual"), ("wide", "narrow"))
         self.plan = plan
-        self.centered = self.started = 0.0
+        # When hi and what is derived from the parameters is there, for full blocks and for a smaller one.
+        self.centered: dict[bool, float] = {}
+        self.started: dict[bool, float] = {}
         # Of two groups by turns: when both sums are there.
         self.sums = [[0.0, 0.0], [0.0, 0.0]]
-        self.coefficients: dict[int, float] = {}
+        # By group, and likewise.
+        self.coefficients: dict[tuple[int, bool], float] = {}
         self.dgamma = 0.0
 
     def predicted(self) -> Prediction:
         """The order of ``transposed_gradients``."""
+        plan = self.plan
+        x = needs_products(plan) or plan.relu == "recompute"
+        beside = self.beside(1 + x + plan.residual + (plan.relu == "mask") / self.itemsize)
         for columns in self.all_blocks():
-            mean, variance, gamma = columns.load_aside(), columns.load_aside(), columns.load_aside()
-            beta = columns.load_aside() if self.plan.relu == "recompute" else None
-            self.centered = columns.split(mean)
-            self.started = columns.derive(variance, gamma, self.centered, beta)
+            mean, variance, gamma = (columns.load_aside(beside) for _ in range(3))
+            beta = columns.load_aside(beside) if plan.relu == "recompute" else None
+            smaller = columns.lanes < self.ground.size
+            self.centered[smaller] = columns.split(mean)
+            self.started[smaller] = columns.derive(variance, gamma, self.centered[smaller], beta)
         run_steps(self, steps_of(self.scope))
         if needs_sums(self.plan) and (self.first_core or not self.shared):
             for columns in self.all_blocks():
@@ -122,12 +129,12 @@ class _Backward(RowRun):
 
     def middle(self, step: Step, at: int) -> None:
         if step.kind == "mask" and self.plan.relu == "recompute":
-            self.recompute_mask(at, self.rows_of(step))
+            self.recompute_mask(step, at, self.rows_of(step))
         if step.kind == "first" and needs_products(self.plan):
             width = self.rows_of(step).chunk.columns()
             work = self.paces.vector_psum("scalar_tensor_tensor", width)
             tiles = (self.ring("x bank", at), self.ring("narrow", at))
-            self.run(VECTOR, work, tiles, (self.ring("wide", at),), self.centered)
+            self.run(VECTOR, work, tiles, (self.ring("wide", at),), self.centered[self.smaller(step.block)])
         if step.kind == "second":
             self.combine(step, at, self.rows_of(step))
 
@@ -137,8 +144,8 @@ class _Backward(RowRun):
         if step.kind == "first" and needs_products(self.plan):
             self.sum_product(step, at, self.rows_of(step))
         if step.kind == "turn":
-            done = [self.finish_sums(step, columns) for columns in self.blocks_of(step)]
-            self.coefficients[step.group] = max(done)
+            for columns in self.blocks_of(step):
+                self.coefficients[step.group, columns.lanes < self.ground.size] = self.finish_sums(step, columns)
         if step.kind == "second":
             rows = self.rows_of(step)
             by_scalar = self.plan.folded and works_alone(self.scope, step) and odd_one(step)
@@ -161,9 +168,9 @@ class _Backward(RowRun):
             done = self.run(SCALAR, self.paces.accumulated(width), (product,), (product,))
         self.sums[step.group % 2][1] = max(self.sums[step.group % 2][1], done)
 
-    def recompute_mask(self, at: int, rows: Rows) -> None:
+    def recompute_mask(self, step: Step, at: int, rows: Rows) -> None:
         width, value = rows.chunk.columns(), self.ring("wide", at)
-        self.pre_activation(at, width, self.plan.residual, self.started)
+        self.pre_activation(at, width, self.plan.residual, self.started[self.smaller(step.block)])
         self.run(VECTOR, self.paces.vector("plain", width), (value,), (self.ring("narrow", at),))
 
     def apply_mask(self, step: Step, at: int, rows: Rows) -> None:
@@ -198,21 +205,21 @@ class _Backward(RowRun):
         self.turn_in("other bank", at, "dy", step.visit, rows)
         if not self.plan.training:
             return
-        width, term = rows.chunk.columns(), self.ring("wide", at)
-        x, ready = self.turn_in("x bank", at, "x", step.visit, rows), self.coefficients[step.group]
+        width, term, smaller = rows.chunk.columns(), self.ring("wide", at), self.smaller(step.block)
+        x, ready = self.turn_in("x bank", at, "x", step.visit, rows), self.coefficients[step.group, smaller]
         if self.plan.folded:
             self.run(SCALAR, self.paces.emptied(width), (x,), (term,), ready)
         else:
-            self.run(SCALAR, self.paces.emptied(width, 1), (x,), (term,), self.centered)
+            self.run(SCALAR, self.paces.emptied(width, 1), (x,), (term,), self.centered[smaller])
             self.run(SCALAR, self.paces.scalar(width, 2), (term,), (term,), ready)
 
     def combine(self, step: Step, at: int, rows: Rows) -> None:
         width, dy, dx = rows.chunk.columns(), self.ring("other bank", at), self.ring("narrow", at)
         if self.plan.training:
             work = self.paces.vector_psum("scalar_tensor_tensor", width)
-            self.run(VECTOR, work, (dy, self.ring("wide", at)), (dx,), self.started)
+            self.run(VECTOR, work, (dy, self.ring("wide", at)), (dx,))
         else:
-            self.run(SCALAR, self.paces.emptied(width, 1), (dy,), (dx,), self.started)
+            self.run(SCALAR, self.paces.emptied(width, 1), (dy,), (dx,), self.started[self.smaller(step.block)])
 
 
 class _Forward(RowRun):
@@ -224,17 +231,19 @@ class _Forward(RowRun):
         self.plan = plan
         self.widths = piece_widths(ground.chunks)
         self.first_piece = [len(piece_widths(ground.chunks[:chunk])) for chunk in range(len(ground.chunks) + 1)]
-        self.parameters: list[tuple[float, float]] = []
-        self.moments = self.started = 0.0
-        self.coefficients: dict[int, float] = {}
+        self.moments = self.loaded = 0.0
+        # For full blocks and for a smaller one: when scale and shift are there, with given statistics and by group.
+        self.started: dict[bool, float] = {}
+        self.coefficients: dict[tuple[int, bool], float] = {}
 
     def predicted(self) -> Prediction:
         """The order of ``transposed_forward``."""
         for columns in self.all_blocks():
-            self.parameters.append((columns.load(), columns.load()))
+            gamma, self.loaded = columns.load(), columns.load()
             if not self.plan.training:
-                given = columns.load(), columns.load()
-                self.started = columns.coefficients(*given, *self.parameters[-1])
+                mean, variance = columns.load(), columns.load()
+                done = columns.coefficients(mean, variance, gamma, self.loaded)
+                self.started[columns.lanes < self.ground.size] = done
         run_steps(self, steps_of(self.scope))
         if self.plan.training and (self.first_core or not self.shared):
             for columns in self.all_blocks():
@@ -262,11 +271,9 @@ class _Forward(RowRun):
 
     def finish(self, step: Step, at: int) -> None:
         if step.kind == "turn":
-            ends = [
-                columns.coefficients(self.moments, self.moments, *self.parameters[0])
-                for columns in self.blocks_of(step)
-            ]
-            self.coefficients[step.group] = max(ends)
+            for columns in self.blocks_of(step):
+                done = columns.coefficients(self.moments, self.moments, self.loaded, self.loaded)
+                self.coefficients[step.group, columns.lanes < self.ground.size] = done
         if step.kind == "second":
             self.store_results(step, at, self.rows_of(step))
 
@@ -291,8 +298,8 @@ class _Forward(RowRun):
         return columns.exchange_moments(moments) if self.shared else moments
 
     def normalise(self, step: Step, at: int, rows: Rows) -> None:
-        plan, width = self.plan, rows.chunk.columns()
-        ready = self.coefficients[step.group] if plan.training else self.started
+        plan, width, smaller = self.plan, rows.chunk.columns(), self.smaller(step.block)
+        ready = self.coefficients[step.group, smaller] if plan.training else self.started[smaller]
         y, value = self.ring("narrow", at), self.ring("wide", at)
         if not plan.relu and not plan.residual:
             self.scaled(at, width, ready)
