@@ -14,11 +14,10 @@ from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.pipeline import Prediction
 from nki_bn.predict import Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import resident_candidates
-from nki_bn.transposed_planner import SHORT_ROW, best_transposed
+from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 
 # Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
 INSTRUCTIONS = 20_000
@@ -111,11 +110,8 @@ def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan | Tra
 
 
 def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
-    """The best layout of ``transposed``, for problems that it is considered for."""
-    best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
-    if best is None:
-        return []
-    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
+    """The best layouts of ``transposed``, for problems that it is considered for."""
+    return transposed_candidates(problem) if problem.count and problem.spatial < SHORT_ROW else []
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:
