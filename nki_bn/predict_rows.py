@@ -29,12 +29,21 @@ class Tile:
 
     def readable(self, more: float = 0.0) -> float:
         """When everything that was written is there; ``more``: ns that a semaphore takes longer than most."""
-        return max((time + more * (name != DMA) for name, time in self.written.items()), default=0.0)
+        latest = 0.0
+        for name, time in self.written.items():
+            latest = max(latest, time if name == DMA else time + more)
+        return latest
 
     def free(self, engine: str, more: float = 0.0) -> float:
         """When ``engine`` may write: one engine is executed in order, DMAs are not."""
-        used = (*self.written.items(), *self.read.items())
-        return max((time + more * (name != DMA) for name, time in used if name != engine or engine == DMA), default=0.0)
+        latest = 0.0
+        for used in (self.written, self.read):
+            for name, time in used.items():
+                if name == DMA:
+                    latest = max(latest, time)
+                elif name != engine:
+                    latest = max(latest, time + more)
+        return latest
 
 
 class RowRun:
@@ -104,7 +113,11 @@ class RowRun:
     def wait(self, engine: str, reads: tuple[Tile, ...], writes: tuple[Tile, ...], ready: float = 0.0) -> float:
         """When all tiles can be used."""
         more = self.more if engine == TENSOR else 0.0
-        return max(ready, *(tile.readable(more) for tile in reads), *(tile.free(engine, more) for tile in writes))
+        for tile in reads:
+            ready = max(ready, tile.readable(more))
+        for tile in writes:
+            ready = max(ready, tile.free(engine, more))
+        return ready
 
     def note(self, engine: str, done: float, reads: tuple[Tile, ...], writes: tuple[Tile, ...]) -> float:
         """Remember that the tiles are used until ``done``."""

@@ -25,9 +25,9 @@ from nki_bn.predict_tiles import extrapolated
 
 # Jobs and chunks that are run at least when there are more, and further ones to see what each adds: even numbers of
 # chunks, since engines share work by turns.
-JOBS = 64
+JOBS = 32
 FEW_GROUPS, MORE_GROUPS = 3, 2
-FEW_CHUNKS, MORE_CHUNKS = 24, 8
+FEW_CHUNKS, MORE_CHUNKS = 16, 4
 
 
 def predict_transposed(plan: TransposedPlan | TransposedForwardPlan, timing: Timing) -> Prediction:

@@ -30,7 +30,7 @@ from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem
 SHORT_ROW = 8
 PARTITIONS = 128
 # Layouts whose time is predicted.
-PREDICTED = 5
+PREDICTED = 4
 # Blocks of channels per group that are tried.
 GROUP_BLOCKS = (1, 2, 4, 8, 16)
 # Slots besides those of one group: with fewer, loads wait for stores all the time.
@@ -77,11 +77,24 @@ def transposed_candidates(problem: Problem, sbuf_bytes: int | None = None) -> li
         fitting = (
             plan for layout in layouts(problem, reload) if (plan := plan_of(problem, layout)).sbuf_bytes <= budget
         )
-        ranked = sorted((Estimate(plan, estimated_us(problem, plan)) for plan in fitting), key=lambda found: found.us)
+        ranked = sorted((Estimate(plan, estimated_us(problem, plan)) for plan in fitting), key=_by_time)
         if ranked:
-            found = [Candidate(estimate.plan, predict(estimate.plan)) for estimate in ranked[:PREDICTED]]
+            found = [Candidate(plan, predict(plan)) for plan in _best_rings(ranked)[:PREDICTED]]
             return sorted(found, key=lambda candidate: candidate.prediction.ns)
     return []
+
+
+def _by_time(estimate: Estimate) -> tuple[float, int]:
+    """More slots first where the closed form sees no difference: they make room for what it leaves out."""
+    return estimate.us, -estimate.plan.slots
+
+
+def _best_rings(ranked: list[Estimate]) -> list[Plan]:
+    """The first of the ranked plans that are alike but for their number of slots."""
+    first: dict[Plan, Plan] = {}
+    for estimate in ranked:
+        first.setdefault(replace(estimate.plan, slots=0, buffers=(), sbuf_bytes=0), estimate.plan)
+    return list(first.values())
 
 
 def plan_of(problem: Problem, layout: TransposedLayout) -> Plan:
@@ -116,9 +129,11 @@ def layouts(problem: Problem, reload: bool) -> Iterator[TransposedLayout]:
     positions = problem.spatial if problem.spatial <= WHOLE_ROW else bank // PARTITIONS
     most = bank // (tile_rows(positions, problem.dtype) * positions)
     for split in splits(problem):
-        blocks = ceil_div(extent_of_core(shape, split, 0, problem.lnc).channels, PARTITIONS)
+        extent = extent_of_core(shape, split, 0, problem.lnc)
+        blocks = ceil_div(extent.channels, PARTITIONS)
+        widest = min(most, max(extent.batches // tile_rows(positions, problem.dtype), 1))
         for group_blocks in sorted({min(count, blocks) for count in GROUP_BLOCKS}):
-            for tiles in sorted({most, max(most // 2, 1)}):
+            for tiles in sorted({widest, max(widest // 2, 1)}):
                 layout = TransposedLayout(split, group_blocks, tiles, positions, 1, reload)
                 chunks = transposed_size(shape, problem.dtype, problem.lnc, layout).chunks
                 if chunks <= MOST_CHUNKS:
@@ -141,7 +156,10 @@ def estimated_us(problem: Problem, plan: Plan) -> float:
     A turn holds Vector for its chain of dependent steps.
     """
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    costs = [ChunkCost.of(problem, plan, chunk) for chunk in row_chunks(extent, plan.tiles, plan.positions, plan.dtype)]
+    chunks = row_chunks(extent, plan.tiles, plan.positions, plan.dtype)
+    alike = {(chunk.tiles, chunk.rows, chunk.length): chunk for chunk in chunks}
+    cost_of = {key: ChunkCost.of(problem, plan, chunk) for key, chunk in alike.items()}
+    costs = [cost_of[chunk.tiles, chunk.rows, chunk.length] for chunk in chunks]
     blocks = ceil_div(extent.channels, block_size(plan.shape, plan.split, plan.cores))
     groups = ceil_div(blocks, plan.group_blocks)
     share = blocks / groups  # blocks of an average group
