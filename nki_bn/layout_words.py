@@ -14,7 +14,7 @@ from nki_bn.predict import Plan
 STRATEGIES = {
     "resident": "every element is read once and written once; one group of channels at a time stays in SBUF",
     "staged": "two passes over tiles of 128 channels; the gradient that leaves SBUF in between is staged as bfloat16",
-    "transposed": "rows are loaded as they lie, batches on partitions; the Tensor engine turns blocks of channels and back",
+    "transposed": "rows are loaded as they lie, batches on partitions; Tensor turns blocks of channels and turns them back",
     "two_read": "two passes over tiles of 128 channels; x is read again where it leaves SBUF in between",
 }
 _SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "spatial": "half of the positions"}
@@ -32,7 +32,7 @@ def brief(plan: Plan) -> str:
     """The free choices of a plan in a few words."""
     if isinstance(plan, ResidentPlan):
         return (
-            f"{plan.set_channels * plan.group_sets} channels a group, {plan.batch_bands} x {plan.space_bands} bands, "
+            f"{counted(plan.set_channels * plan.group_sets, 'channel')} a group, {plan.batch_bands} x {plan.space_bands} bands, "
             f"chunks of {_widest(plan)}, {plan.slots} slots"
         )
     if isinstance(plan, TransposedPlan | TransposedForwardPlan):
@@ -65,7 +65,7 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
     sets = f", in {counted(plan.group_sets, 'set')} side by side" if plan.group_sets > 1 else ""
     ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
     return {
-        "groups": f"{groups} on a core, of {channels} channels{sets}",
+        "groups": f"{groups} on a core, of {counted(channels, 'channel')}{sets}",
         "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
         f"{plan.lane_bands * plan.set_channels} of {PARTITIONS} partitions",
         "chunks": f"{chunks} a group, of at most {_widest(plan)} columns",

@@ -70,13 +70,14 @@ class Prediction:
 class Products:
     """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be used.
 
-    ``weights``: ns that come first if Tensor stood idle.
+    ``weights``: ns that come first if Tensor stood idle, ``least``: what they keep it at least.
     """
 
     count: int
     busy: float
     latency: float
     weights: float = 0.0
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +189,10 @@ class Paces:
         """``times`` transposes into ``columns`` columns each; ``wide``: of float32."""
         tensor, clock = self.timing.tensor, self.timing.clock.tensor
         cost = tensor.transpose_float32 if wide else tensor.transpose
-        busy = max(columns * cost.cycles / clock + cost.occupancy, self.timing.floor_cycles / clock)
+        busy = times * (columns * cost.cycles / clock + cost.occupancy)
         latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
-        return Products(times, times * busy, latency, tensor.weight_load_cycles / clock)
+        least = times * self.timing.floor_cycles / clock
+        return Products(times, busy, latency, tensor.weight_load_cycles / clock, least)
 
     def gpsimd(self, columns: float) -> Duration:
         """Work of GpSimd on one tile."""
@@ -263,7 +265,7 @@ class Pipeline:
         slow = self._tensor.cold_factor
         warm = products.busy + (products.weights if start > self._free[TENSOR] else 0.0)
         cold = min(warm * slow, max(self._tensor.cold_ns - self._warmth, 0.0))
-        busy = cold + warm - cold / slow
+        busy = max(cold + warm - cold / slow, products.least)
         self._warmth += busy
         self._free[TENSOR] = start + busy
         self._busy[TENSOR] += busy

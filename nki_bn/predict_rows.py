@@ -71,9 +71,7 @@ class RowRun:
         self.shared = plan.split == "batch"
         self.more = paces.timing.semaphore.tensor - paces.timing.semaphore.engine
         self.first_core = ground.extent.batch == 0
-        self.slots = {
-            name: [[Tile() for _ in range(scope.group_blocks)] for _ in range(scope.slots)] for name in slots
-        }
+        self.slots = {name: [[Tile() for _ in range(scope.group_blocks)] for _ in range(scope.slots)] for name in slots}
         counts = {"x bank": STAGES, "other bank": STAGES, "result": RESULT_BANKS} | dict.fromkeys(tiles, STAGES)
         self.tiles = {name: [Tile() for _ in range(count)] for name, count in counts.items()}
 
@@ -84,7 +82,7 @@ class RowRun:
 
     def smaller(self, block: int) -> bool:
         """Whether this is the last block of the core, and has fewer channels than the others: its columns lie apart."""
-        return (block + 1) * self.ground.size > self.ground.extent.channels
+        return bool((block + 1) * self.ground.size > self.ground.extent.channels)
 
     def blocks(self, first: int, count: int) -> Iterator[Columns]:
         """The columns of ``count`` blocks from ``first`` on: the full ones together, and a smaller last one."""
@@ -135,7 +133,8 @@ class RowRun:
     def slot(self, name: str, visit: int, rows: Rows) -> Tile:
         """The part of a slot that belongs to a block; with several tiles the parts of all blocks interleave."""
         parts = self.slots[name][visit % self.scope.slots]
-        return parts[0] if rows.chunk.tiles > 1 else parts[rows.first // self.ground.size]
+        number: int = 0 if rows.chunk.tiles > 1 else rows.first // self.ground.size
+        return parts[number]
 
     def load_rows(self, name: str, visit: int, rows: Rows, itemsize: int) -> None:
         """Fill a slot."""
