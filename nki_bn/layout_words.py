@@ -14,7 +14,7 @@ from nki_bn.predict import Plan
 STRATEGIES = {
     "resident": "every element is read once and written once; one group of channels at a time stays in SBUF",
     "staged": "two passes over tiles of 128 channels; the gradient that leaves SBUF in between is staged as bfloat16",
-    "transposed": "rows are loaded as they lie, batches on partitions; Tensor turns blocks of channels and turns them back",
+    "transposed": "rows are loaded as they lie, batches on partitions; Tensor turns blocks of channels, and back",
     "two_read": "two passes over tiles of 128 channels; x is read again where it leaves SBUF in between",
 }
 _SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "spatial": "half of the positions"}
@@ -31,8 +31,9 @@ def layout_of(plan: Plan) -> dict[str, str]:
 def brief(plan: Plan) -> str:
     """The free choices of a plan in a few words."""
     if isinstance(plan, ResidentPlan):
+        channels = counted(plan.set_channels * plan.group_sets, "channel")
         return (
-            f"{counted(plan.set_channels * plan.group_sets, 'channel')} a group, {plan.batch_bands} x {plan.space_bands} bands, "
+            f"{channels} a group, {plan.batch_bands} x {plan.space_bands} bands, "
             f"chunks of {_widest(plan)}, {plan.slots} slots"
         )
     if isinstance(plan, TransposedPlan | TransposedForwardPlan):

@@ -133,8 +133,7 @@ class RowRun:
     def slot(self, name: str, visit: int, rows: Rows) -> Tile:
         """The part of a slot that belongs to a block; with several tiles the parts of all blocks interleave."""
         parts = self.slots[name][visit % self.scope.slots]
-        number: int = 0 if rows.chunk.tiles > 1 else rows.first // self.ground.size
-        return parts[number]
+        return parts[0 if rows.chunk.tiles > 1 else int(rows.first // self.ground.size)]
 
     def load_rows(self, name: str, visit: int, rows: Rows, itemsize: int) -> None:
         """Fill a slot."""
