@@ -132,7 +132,7 @@ class RowRun:
 
     def slot(self, name: str, visit: int, rows: Rows) -> Tile:
         """The part of a slot that belongs to a block; with several tiles the parts of all blocks interleave."""
-        parts = self.slots[name][visit % self.scope.slots]
+        parts: list[Tile] = self.slots[name][visit % self.scope.slots]
         return parts[0 if rows.chunk.tiles > 1 else int(rows.first // self.ground.size)]
 
     def load_rows(self, name: str, visit: int, rows: Rows, itemsize: int) -> None:
