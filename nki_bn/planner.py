@@ -26,7 +26,7 @@ from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import resident_candidates
-from nki_bn.transposed_planner import SHORT_ROW, best_transposed, predicted_us
+from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
@@ -94,8 +94,6 @@ def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
 
 
 def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candidate:
-    if isinstance(chosen, TransposedPlan | TransposedForwardPlan):
-        return Candidate(chosen, Prediction(predicted_us(problem, chosen) * 1e3, 0, {}, 0, 0, 0.0))
     return Candidate(chosen, predict(chosen))
 
 
@@ -140,11 +138,8 @@ def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan | Tra
 
 
 def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
-    """The best layout of ``transposed``, for problems that it is considered for."""
-    best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
-    if best is None:
-        return []
-    return [_predicted(problem, best.plan)]
+    """The best layouts of ``transposed``, for problems that it is considered for."""
+    return transposed_candidates(problem) if problem.count and problem.spatial < SHORT_ROW else []
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -19,6 +19,7 @@ from nki_bn.kernels.plan import (
 from nki_bn.pipeline import Prediction
 from nki_bn.predict_resident import predict_resident
 from nki_bn.predict_staged import predict_staged
+from nki_bn.predict_transposed import predict_transposed
 from nki_bn.predict_two_read import predict_two_read
 
 Plan: TypeAlias = (
@@ -34,6 +35,7 @@ _ORDERS: dict[str, Callable[[Any, Timing], Prediction]] = {
     "staged": predict_staged,
     "resident": predict_resident,
     "reread": predict_resident,
+    "transposed": predict_transposed,
     "two_read": predict_two_read,
 }
 
