@@ -24,7 +24,8 @@ from nki_bn.kernels.columns import FACTOR, HI, MINUS_HI, SCALE, SHIFT, column
 from nki_bn.kernels.elementwise import pre_activation, rectify
 from nki_bn.kernels.forward_phases import ForwardTensors, writes_columns
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
-from nki_bn.kernels.resident_geometry import Step, extent_of_core, load_step, step_part, steps_of, store_step
+from nki_bn.kernels.resident_fwd_plan import forward_steps
+from nki_bn.kernels.resident_geometry import Step, extent_of_core, load_step, step_part, store_step
 from nki_bn.kernels.resident_moments import (
     Turn,
     TurnTiles,
@@ -139,7 +140,7 @@ def start_ring(
         turn = start_turns(extent, plan)
     ring = ForwardRing(
         plan,
-        steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk),
+        forward_steps(plan, extent),
         allocate(plan.buffers, "x", lanes),
         allocate(plan.buffers, "again", lanes),
         allocate(plan.buffers, "residual", lanes),

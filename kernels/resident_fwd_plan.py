@@ -7,7 +7,7 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentForwardPlan, total_bytes
-from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
 from nki_bn.kernels.resident_layout import GroupSize, ResidentLayout, group_size, has_last_block
 from nki_bn.kernels.sizing import ceil_div
 
@@ -27,6 +27,11 @@ class ForwardLayout(nl.NKIObject):
 def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
     """The free choices of a plan."""
     return ForwardLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+
+
+def forward_steps(plan: ResidentForwardPlan, extent: Extent) -> list[Step]:
+    """All chunks of a core with this extent."""
+    return steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
 
 
 def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout) -> GroupSize:

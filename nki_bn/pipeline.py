@@ -101,13 +101,15 @@ class Paces:
     def vector(self, name: str, columns: float) -> Duration:
         """An instruction of the class ``name`` on Vector, over ``columns`` elements of a lane.
 
-        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition.
+        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition, and
+        ``pointed_16bit`` the same between numbers of 16 bits.
         """
         found = self._durations.get((name, columns))
         if found is not None:
             return found
         vector = self.timing.vector
-        cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
+        pointed = {"pointed": vector.plain, "pointed_16bit": vector.scalar_16bit}
+        cost = replace(vector.pointer, cycles=pointed[name].cycles) if name in pointed else getattr(vector, name)
         return self._remember(name, cost, columns, self.timing.clock.vector)
 
     def scalar(self, columns: float, pointers: int = 0) -> Duration:
@@ -150,9 +152,10 @@ class Paces:
         latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
         return Products(times * count, times * busy, latency)
 
-    def gpsimd(self, columns: float) -> Duration:
-        """Work of GpSimd on one tile."""
-        return self._remember("gpsimd", self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
+    def gpsimd(self, columns: float, tiles: int = 1) -> Duration:
+        """Work of GpSimd on one tile, or on two."""
+        cost = self.timing.gpsimd.one_tile if tiles == 1 else self.timing.gpsimd.two_tiles
+        return self._remember(f"gpsimd {tiles}", cost, columns, self.timing.clock.gpsimd)
 
     def transposed(self, columns: float) -> Duration:
         """A float32 transpose into ``columns`` columns on a Tensor engine that stood idle: cold, its weights seen."""

@@ -47,16 +47,24 @@ def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction
     more = few // 2 + few // 2 % 2
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
-    short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()
-    long = _Run(plan, _shortened(extent, few + more, channels), extent, paces).run()
+    short = _Run(plan, shortened(extent, few, channels), extent, paces).run()
+    long = _Run(plan, shortened(extent, few + more, channels), extent, paces).run()
     return long.prolonged(short, long, (groups - few - more) / more)
 
 
-def _shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
+def shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
     """As many channels as ``groups`` groups have, the last of them like the last of all."""
     last = (extent.channels - 1) % group_channels + 1
     channels = (groups - 1) * group_channels + last
     return Extent(extent.channel, channels, extent.batch, extent.batches, extent.start, extent.length)
+
+
+def chunk_transfer(paces: Paces, shape: tuple[int, int, int], step: Step, itemsize: int) -> Transfer:
+    """The DMA of a chunk of a [B, C, S] tensor."""
+    length, batches, sets = step.tile.length, step.tile.batches, step.sets
+    whole = length == shape[2] and (shape[1] == 1 or (batches == 1 and step.unit.extent.channels == 1))
+    runs = 1 if whole else batches * sets
+    return paces.transfer(step.unit.lanes(), runs, length * batches * sets * itemsize)
 
 
 class _Run:
@@ -187,12 +195,7 @@ class _Run:
                     columns.store_aside(self.dgamma)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
-        length, batches, sets = step.tile.length, step.tile.batches, step.sets
-        whole = length == self.plan.shape[2] and (
-            self.plan.shape[1] == 1 or (batches == 1 and step.unit.extent.channels == 1)
-        )
-        runs = 1 if whole else batches * sets
-        return self.paces.transfer(step.unit.lanes(), runs, length * batches * sets * itemsize)
+        return chunk_transfer(self.paces, self.plan.shape, step, itemsize)
 
     def load_ahead(self, at: int) -> None:
         self.load_into_free(1)

@@ -47,6 +47,7 @@ LAYERS = (
     ("nki_bn.predict_columns",),
     ("nki_bn.predict_tiles",),
     ("nki_bn.predict_resident", "nki_bn.predict_staged", "nki_bn.predict_two_read"),
+    ("nki_bn.predict_resident_fwd",),
     ("nki_bn.predict",),
     ("nki_bn.resident_estimate", "nki_bn.fitting", "nki_bn.layout_words"),
     ("nki_bn.resident_planner", "nki_bn.transposed_planner"),
