@@ -7,7 +7,7 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentForwardPlan, total_bytes
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_of
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_in_bands
 from nki_bn.kernels.resident_layout import GroupSize, ResidentLayout, group_size, has_last_block
 from nki_bn.kernels.sizing import ceil_div
 
@@ -22,16 +22,26 @@ class ForwardLayout(nl.NKIObject):
     space_bands: int
     chunk: int
     slots: int
+    short_start: bool = False
 
 
 def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
     """The free choices of a plan."""
-    return ForwardLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+    return ForwardLayout(
+        plan.split,
+        plan.group_channels,
+        plan.batch_bands,
+        plan.space_bands,
+        plan.chunk,
+        plan.slots,
+        plan.short_start,
+    )
 
 
 def forward_steps(plan: ResidentForwardPlan, extent: Extent) -> list[Step]:
     """All chunks of a core with this extent."""
-    return steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk)
+    widths = (plan.batch_bands, plan.space_bands, plan.chunk)
+    return steps_in_bands(extent, plan.group_channels, 1, widths, widths, plan.short_start)
 
 
 def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout) -> GroupSize:
@@ -50,7 +60,7 @@ def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout)
         layout.slots,
         False,
         0,
-        False,
+        layout.short_start,
     )
     return group_size(shape, cores, same)
 
@@ -105,6 +115,7 @@ def resident_forward_plan(
         size.ragged,
         layout.chunk,
         layout.slots,
+        layout.short_start,
         late_slots,
         reread,
         relu,

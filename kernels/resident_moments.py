@@ -42,7 +42,7 @@ from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
 # Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
 BAND_STEPS = 7
 # Without bands and cores to merge the lanes' moments are those of the channels.
-LANE_STEPS = 2
+LANE_STEPS = 1
 # The largest number of each 16-bit format.
 LARGEST_BFLOAT16 = 3.3895313892515355e38
 LARGEST_FLOAT16 = 65504.0
@@ -212,13 +212,13 @@ def turn_step(
     first = LANE_STEPS
     if merges(plan, block):
         first = BAND_STEPS
-    if step == 0:
-        nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
     if step < first and first == BAND_STEPS:
+        if step == 0:
+            nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
         band_step(tensors, plan, block, columns, tiles, step)
-    elif step == 1:
-        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.own[0 : block.lanes, :])
-    elif step >= first:
+    elif step == 0:
+        nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1, 0], data=turn.pieces)
+    else:
         rounded = None
         if is_narrow(plan):
             rounded = block.rounded[:, at : at + 1]

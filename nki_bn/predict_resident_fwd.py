@@ -13,7 +13,7 @@ from nki_bn.kernels.plan import ResidentForwardPlan, size_of
 from nki_bn.kernels.resident_fwd import BOTH_PASSES, FIRST_LOADS, HALF_A_PASS, ONE_PASS, STEPS_AT_THE_END
 from nki_bn.kernels.resident_fwd_plan import forward_layout, forward_size, forward_steps
 from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core
-from nki_bn.kernels.resident_moments import BAND_STEPS, LANE_STEPS, bands_in_use, coefficient_steps, is_narrow
+from nki_bn.kernels.resident_moments import BAND_STEPS, LANE_STEPS, bands_in_use, coefficient_steps, is_narrow, units_of_core
 from nki_bn.kernels.sizing import STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Prediction
 from nki_bn.predict_columns import Columns
@@ -121,7 +121,8 @@ class _Run:
 
     def start_turns(self) -> None:
         """GpSimd writes the numbers of values."""
-        for columns in (2 * self.bands, self.bands, self.bands):
+        runs = len({unit.lanes() for unit in units_of_core(self.extent, self.plan)})
+        for columns in (2 * self.bands, *(self.bands,) * (2 * runs)):
             self.pipeline.run(GPSIMD, self.paces.gpsimd(columns))
 
     def start_columns(self) -> None:
@@ -226,8 +227,6 @@ class _Run:
             self.chain = self.merged[self.turning] = self.aggregate(2 * self.turn_pieces, self.chain)
         if number < first and merges:
             self.band_step(channels, number)
-        elif number == 1:
-            self.chain = columns.vector(self.chain)
         elif number >= first:
             self.coefficient_step(columns, number - first)
         if number == first - 1:
