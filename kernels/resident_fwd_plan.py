@@ -95,13 +95,7 @@ def resident_forward_plan(
     strategy = "resident"
     if reread:
         strategy = "reread"
-    buffers = slot_buffers(dtype, layout.slots, late_slots, size, reread and need_y, training, fused)
-    if training:
-        add_turn_buffers(buffers, size, size.bands)
-    narrow = dtype != nl.float32 and not relu
-    add_column_buffers(buffers, dtype, max(owned // channels, 1), "", narrow)
-    if has_last_block(owned, channels) or has_last_block(other, channels):
-        add_column_buffers(buffers, dtype, 1, "last ", narrow)
+    buffers = forward_buffers(dtype, layout, late_slots, size, reread, training, fused, (owned, other))
     return ResidentForwardPlan(
         strategy,
         shape,
@@ -126,6 +120,30 @@ def resident_forward_plan(
         tuple(buffers),
         total_bytes(buffers),
     )
+
+
+def forward_buffers(
+    dtype: str,
+    layout: ForwardLayout,
+    late_slots: int,
+    size: GroupSize,
+    reread: bool,
+    training: bool,
+    fused: tuple[bool, bool, bool, bool],
+    channels: tuple[int, int],
+) -> list[Buffer]:
+    """What is allocated; ``channels`` of core 0, of the last core; the rest as for :func:`resident_forward_plan`."""
+    need_y, relu, need_mask, residual = fused
+    owned, other = channels
+    in_group = min(layout.group_channels, owned)
+    buffers = slot_buffers(dtype, layout.slots, late_slots, size, reread and need_y, training, fused)
+    if training:
+        add_turn_buffers(buffers, size, size.bands)
+    narrow = dtype != nl.float32 and not relu
+    add_column_buffers(buffers, dtype, max(owned // in_group, 1), "", narrow)
+    if has_last_block(owned, in_group) or has_last_block(other, in_group):
+        add_column_buffers(buffers, dtype, 1, "last ", narrow)
+    return buffers
 
 
 def slot_buffers(

@@ -10,10 +10,18 @@ from __future__ import annotations
 from nki_bn.hardware import Timing
 from nki_bn.kernels.columns import ROOT_STEPS, SHIFT_STEPS
 from nki_bn.kernels.plan import ResidentForwardPlan, size_of
-from nki_bn.kernels.resident_fwd import BOTH_PASSES, FIRST_LOADS, HALF_A_PASS, ONE_PASS, STEPS_AT_THE_END
+from nki_bn.kernels.resident_fwd import AHEAD_COLUMNS, BOTH_PASSES, FIRST_LOADS, HALF_A_PASS, ONE_PASS, STEPS_AT_THE_END
 from nki_bn.kernels.resident_fwd_plan import forward_layout, forward_size, forward_steps
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core
-from nki_bn.kernels.resident_moments import BAND_STEPS, LANE_STEPS, bands_in_use, coefficient_steps, is_narrow, units_of_core
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts
+from nki_bn.kernels.resident_moments import (
+    BAND_STEPS,
+    MINUS_HI_STEP,
+    bands_in_use,
+    coefficient_steps,
+    is_narrow,
+    lane_steps,
+    units_of_core,
+)
 from nki_bn.kernels.sizing import STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Prediction
 from nki_bn.predict_columns import Columns
@@ -68,18 +76,19 @@ class _Run:
         self.x_there: list[float] = []
         self.late_there: list[float] = []
         self.added: list[float] = []
-        self.formed: list[float] = []
-        self.masked: list[float] = []
+        self.formed: list[list[float]] = []
+        self.masked: list[list[float]] = []
         self.late_read: list[float] = []
         self.stored: list[float] = []
         self.mask_stored: list[float] = []
         self.values_read = [0.0, 0.0]
+        self.centred: dict[int, float] = {}
         # By group: when the moments of its lanes were merged, when its coefficients can be used.
         self.merged: dict[int, float] = {}
         self.coefficients: dict[int, float] = {}
         self.ready = self.pieces = self.turn_pieces = self.turn_end = self.turned = 0
         self.turning = -1
-        self.chain = self.parameters = self.running = self.sums = self.statistics = 0.0
+        self.chain = self.parameters = self.running = self.sums = self.statistics = self.minus_hi = 0.0
 
     def run(self) -> Prediction:
         """The order of ``normalise_groups``."""
@@ -214,23 +223,39 @@ class _Run:
         channels = self.steps[self.turn_end - 1].unit.extent.channels
         self.turn_step(self.columns(channels * self.bands, 1), channels, self.turned)
         self.turned += 1
-        merges = self.bands > 1 or self.shared
-        steps = BAND_STEPS if merges else LANE_STEPS
-        if self.turned == steps + (coefficient_steps(self.plan) if self.plan.need_y else 0):
+        if self.turned == self.moment_steps(channels) + (coefficient_steps(self.plan) if self.plan.need_y else 0):
             self.coefficients[self.turning] = self.chain
             self.turning, self.ready = -1, self.turn_end
 
+    def moment_steps(self, channels: int) -> int:
+        if self.bands > 1 or self.shared:
+            return int(BAND_STEPS)
+        whole = self.whole.channels // self.plan.group_channels if channels == self.plan.group_channels else 1
+        return int(lane_steps(whole))
+
     def turn_step(self, columns: Columns, channels: int, number: int) -> None:
         merges = self.bands > 1 or self.shared
-        first = BAND_STEPS if merges else LANE_STEPS
+        first = self.moment_steps(channels)
         if number == 0:
             self.chain = self.merged[self.turning] = self.aggregate(2 * self.turn_pieces, self.chain)
         if number < first and merges:
             self.band_step(channels, number)
+        elif 0 < number < first:
+            self.chain = columns.vector(self.chain)
         elif number >= first:
             self.coefficient_step(columns, number - first)
+            if number >= first + MINUS_HI_STEP:
+                self.centre_ahead()
         if number == first - 1:
             self.statistics = max(self.statistics, self.chain)
+
+    def centre_ahead(self) -> None:
+        plan, at = self.plan, self.ready
+        if plan.dtype != "bfloat16" or not self.narrow or plan.reread or len(self.added) < len(self.steps):
+            return
+        width = self.steps[at].tile.width()
+        if len(self.formed) == at and at not in self.centred and width <= AHEAD_COLUMNS:
+            self.centred[at] = self.subtract(width, max(self.minus_hi, self.added[at]), 0, BOTH_PASSES)
 
     def aggregate(self, triples: int, ready: float) -> float:
         return self.pipeline.run(VECTOR, self.paces.vector("bn_aggr", triples), ready)
@@ -298,7 +323,7 @@ class _Run:
         if number < 2 and (number == 1 or self.plan.training):
             self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), before)
         elif number < 4:
-            columns.vector(before, 2 if number == 2 else 1)
+            self.minus_hi = columns.vector(before, 2 if number == 2 else 1)
         if self.plan.dtype == "float16":
             if number == 4:
                 columns.vector(before)
@@ -323,38 +348,48 @@ class _Run:
             return BOTH_PASSES if self.plan.dtype == "bfloat16" else ONE_PASS + len(self.formed) % 2
         return ONE_PASS if self.turning >= 0 else HALF_A_PASS
 
+    def parts(self, at: int) -> list[Step]:
+        return store_parts(self.steps[at], 0, at == len(self.steps) - 1)
+
     def normalise_chunk(self, at: int, by_scalar: int) -> None:
         plan, step = self.plan, self.steps[at]
-        width = step.tile.width()
         there = self.late_there[at] if plan.reread else max(self.x_there[at], self.added[at])
         ready = max(self.coefficients[step.group], there)
         late = self.late_there[at] if plan.residual else 0.0
-        if plan.relu:
-            self.rectify(at, width, ready, late)
-            return
-        value = self.subtract(width, ready, at, by_scalar)
-        self.masked.append(0.0)
-        if plan.residual:
-            shifted = self.add_shift(width, max(value, self.values_read[at % 2]), False)
-            done = self.vector("tensor_tensor", width, max(shifted, late))
-            self.values_read[at % 2] = done
-        else:
-            shared = width // 2 if self.narrow and by_scalar == HALF_A_PASS else 0
-            done = self.add_shift(shared, value, True) if shared else 0.0
-            done = max(done, self.add_shift(width - shared, value, False))
-        self.late_read.append(done)
-        self.formed.append(done)
+        formed, masked, read = [], [], 0.0
+        for part in self.parts(at):
+            width = part.tile.width()
+            if plan.relu:
+                done, mask, read = self.rectify(at, width, ready, late)
+            else:
+                centred = self.centred[at] if at in self.centred else self.subtract(width, ready, at, by_scalar)
+                done, mask = self.shift(at, width, max(centred, ready), late, by_scalar), 0.0
+                read = done
+            formed.append(done)
+            masked.append(mask)
+        self.formed.append(formed)
+        self.masked.append(masked)
+        self.late_read.append(read)
 
-    def rectify(self, at: int, width: int, ready: float, late: float) -> None:
-        """y through the ReLU, and the mask."""
+    def shift(self, at: int, width: int, value: float, late: float, by_scalar: int) -> float:
+        """y from x - hi."""
+        if self.plan.residual:
+            shifted = self.add_shift(width, max(value, self.values_read[at % 2]), False)
+            self.values_read[at % 2] = self.vector("tensor_tensor", width, max(shifted, late))
+            return self.values_read[at % 2]
+        shared = width // 2 if self.narrow and by_scalar == HALF_A_PASS else 0
+        done = self.add_shift(shared, value, True) if shared else 0.0
+        return max(done, self.add_shift(width - shared, value, False))
+
+    def rectify(self, at: int, width: int, ready: float, late: float) -> tuple[float, float, float]:
+        """When y through the ReLU is there, the mask, and when what was loaded late is read."""
         plan = self.plan
         value = self.vector("pointed", width, ready)
         kind = "scalar_tensor_tensor" if plan.residual else "pointed"
         value = self.vector(kind, width, max(value, late))
-        self.late_read.append(value)
         free = self.mask_stored[at - plan.late_slots] if plan.need_mask and at >= plan.late_slots else 0.0
-        self.masked.append(self.vector("plain", width, max(value, free)) if plan.need_mask else 0.0)
-        self.formed.append(self.vector("predicated", width, self.vector("plain", width, value)))
+        mask = self.vector("plain", width, max(value, free)) if plan.need_mask else 0.0
+        return self.vector("predicated", width, self.vector("plain", width, value)), mask, value
 
     def subtract(self, width: int, ready: float, at: int, by_scalar: int) -> float:
         """The kernel's ``subtract_mean`` and ``subtract_beside``."""
@@ -376,10 +411,12 @@ class _Run:
         return self.pipeline.run(VECTOR, self.paces.vector(name, width), ready)
 
     def store_chunk(self, at: int) -> None:
-        step: Step = self.steps[at]
-        ended = self.store(step, self.itemsize, self.formed[at])
+        ended = mask = 0.0
+        for part, formed, masked in zip(self.parts(at), self.formed[at], self.masked[at], strict=True):
+            ended = self.store(part, self.itemsize, formed)
+            mask = self.store(part, 1, masked) if self.plan.need_mask else 0.0
         self.stored.append(ended)
-        self.mask_stored.append(self.store(step, 1, self.masked[at]) if self.plan.need_mask else 0.0)
+        self.mask_stored.append(mask)
 
     def store(self, step: Step, itemsize: int, ready: float) -> float:
         return self.pipeline.store(chunk_transfer(self.paces, self.plan.shape, step, itemsize), ready)

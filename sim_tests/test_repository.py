@@ -49,7 +49,7 @@ LAYERS = (
     ("nki_bn.predict_resident", "nki_bn.predict_staged", "nki_bn.predict_two_read"),
     ("nki_bn.predict_resident_fwd",),
     ("nki_bn.predict",),
-    ("nki_bn.resident_estimate", "nki_bn.fitting", "nki_bn.layout_words"),
+    ("nki_bn.resident_estimate", "nki_bn.resident_forward_estimate", "nki_bn.fitting", "nki_bn.layout_words"),
     ("nki_bn.resident_planner", "nki_bn.transposed_planner"),
     ("nki_bn.resident_forward_planner",),
     ("nki_bn.planner", "nki_bn.execute"),
