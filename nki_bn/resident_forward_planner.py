@@ -128,17 +128,20 @@ class Search:
         )
 
     def _rings(self, layout: ForwardLayout) -> Iterator[Estimate]:
-        """A layout with every number of slots that is tried and fits."""
+        """A layout with the best number of slots that fits, if any does."""
         problem = self.problem
         size = forward_size(self.shape, problem.lnc, layout)
         groups = ceil_div(self.extent.channels, layout.group_channels)
         rates = ChunkRates.of(problem, layout, size, self.extent, self.reread)
         empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
         fitting = (self.budget - empty) // (one - empty) if one > empty else 0
+        found = []
         for slots in self._slot_counts(size.chunks, groups, fitting):
             ring = Ring(groups, size.chunks, slots, size.bands, self.reread)
             us = estimated_us(rates, ring, problem.training)
-            yield Estimate(replace(layout, slots=slots), groups * size.chunks, us)
+            found.append(Estimate(replace(layout, slots=slots), groups * size.chunks, us))
+        if found:
+            yield min(found, key=lambda estimate: (estimate.us, -estimate.layout.slots))
 
     def _slot_counts(self, chunks: int, groups: int, fitting: int) -> list[int]:
         total = chunks * groups
