@@ -158,7 +158,8 @@ class ResidentForwardPlan(nl.NKIObject):
     Attributes:
         strategy: "resident" or "reread".
         shape, dtype, cores, split: as in :class:`BackwardPlan`.
-        group_channels, batch_bands, space_bands, lane_bands, ragged, chunk, slots: as in :class:`ResidentPlan`.
+        group_channels: channels of a group, which lie on partitions together.
+        batch_bands, space_bands, lane_bands, ragged, chunk, slots, short_start: as in :class:`ResidentPlan`.
         late_slots: number of slots for what is loaded again, or for the first time, after the statistics.
         reread: x is loaded again after the statistics; else it stays in its slot.
         relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
@@ -178,6 +179,7 @@ class ResidentForwardPlan(nl.NKIObject):
     ragged: bool
     chunk: int
     slots: int
+    short_start: bool
     late_slots: int
     reread: bool
     relu: bool

@@ -204,9 +204,10 @@ class Paces:
         least = times * self.timing.floor_cycles / clock
         return Products(times, busy, latency, tensor.weight_load_cycles / clock, least)
 
-    def gpsimd(self, columns: float) -> Duration:
-        """Work of GpSimd on one tile."""
-        return self._remember("gpsimd", self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
+    def gpsimd(self, columns: float, tiles: int = 1) -> Duration:
+        """Work of GpSimd on one tile, or on two."""
+        cost = self.timing.gpsimd.one_tile if tiles == 1 else self.timing.gpsimd.two_tiles
+        return self._remember(f"gpsimd {tiles}", cost, columns, self.timing.clock.gpsimd)
 
     def transposed(self, columns: float) -> Duration:
         """A float32 transpose into ``columns`` columns on a Tensor engine that stood idle: cold, its weights seen."""

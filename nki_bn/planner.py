@@ -21,10 +21,9 @@ from nki_bn.kernels.plan import (
     TransposedPlan,
 )
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.pipeline import Prediction
 from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
-from nki_bn.resident_forward_planner import best_resident_forward
+from nki_bn.resident_forward_planner import resident_forward_candidates
 from nki_bn.resident_planner import resident_candidates
 from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 
@@ -61,15 +60,13 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
 
 def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
     """Of ``reread`` only where no layout of ``resident`` fits."""
-    found = [*_resident_forward(problem), *_transposed(problem)] if problem.count else []
+    found: list[Candidate] = []
+    if problem.count:
+        found += resident_forward_candidates(problem, False) or resident_forward_candidates(problem, True)
+        found += _transposed(problem)
     if not found or fits(problem, _budget(problem, None)):
         found.append(_predicted(problem, plan_two_read(problem)))
     return found
-
-
-def _resident_forward(problem: ForwardProblem) -> list[Candidate]:
-    best = best_resident_forward(problem, False) or best_resident_forward(problem, True)
-    return [] if best is None else [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0, 0.0))]
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:

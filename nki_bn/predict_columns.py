@@ -40,7 +40,7 @@ class Columns:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
-    def load_aside(self, beside: float) -> float:
+    def load_aside(self, beside: float = 0.0) -> float:
         """One column from HBM, triggered by Scalar; ``beside``: ns of a run of the transfers in the queue of Sync."""
         rows = min(self.lanes, self.paces.timing.dma.partitions_per_engine)
         return self.pipeline.load_aside(self._transfer(), rows * self._runs() * beside)

@@ -84,16 +84,29 @@ def _over_groups(plan: ResidentPlan, extent: Extent, timing: Timing) -> Predicti
     more = min(MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks), ceil_div(2 * MORE_CHUNKS, chunks))
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
-    short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()
-    long = _Run(plan, _shortened(extent, few + more, channels), extent, paces).run()
+    short = _Run(plan, shortened(extent, few, channels), extent, paces).run()
+    long = _Run(plan, shortened(extent, few + more, channels), extent, paces).run()
     return long.prolonged(short, long, (groups - few - more) / more)
 
 
-def _shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
+def shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
     """As many channels as ``groups`` groups have, the last of them like the last of all."""
     last = (extent.channels - 1) % group_channels + 1
     channels = (groups - 1) * group_channels + last
     return Extent(extent.channel, channels, extent.batch, extent.batches, extent.start, extent.length)
+
+
+def chunk_transfer(paces: Paces, shape: tuple[int, int, int], step: Step, itemsize: int) -> Transfer:
+    """The DMA of a chunk of a [B, C, S] tensor."""
+    elements = step.tile.length * step.tile.batches * step.sets
+    return paces.transfer(step.unit.lanes(), runs_of(shape, step), elements * itemsize)
+
+
+def runs_of(shape: tuple[int, int, int], step: Step) -> int:
+    """Pieces of a partition that lie apart in memory."""
+    batches = step.tile.batches
+    apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
+    return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
 
 
 class _Run:
@@ -245,19 +258,12 @@ class _Run:
                     columns.store_aside(ready)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
-        elements = step.tile.length * step.tile.batches * step.sets
-        return self.paces.transfer(step.unit.lanes(), self.runs_of(step), elements * itemsize)
-
-    def runs_of(self, step: Step) -> int:
-        """Pieces of a partition that lie apart in memory."""
-        shape, batches = self.plan.shape, step.tile.batches
-        apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
-        return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
+        return chunk_transfer(self.paces, self.plan.shape, step, itemsize)
 
     def run_of(self, step: Step) -> float:
         """ns of one such piece on a DMA engine."""
         dma = self.paces.timing.dma
-        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / self.runs_of(step)
+        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / runs_of(self.plan.shape, step)
         return float(dma.descriptor + nbytes / dma.rate)
 
     def load_ahead(self, at: int) -> None:
