@@ -42,6 +42,8 @@ TENSOR_EIGHTHS_FAST = 3
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
+# Columns of a set from which more than 100 products follow each other in a partial sum of Tensor: see docs/numerics.md.
+TENSOR_MOST_COLUMNS = 25_600
 # Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
 # are like the fastest of them, but have other rings, other chunks, other starts, or other shares of the engines.
 PREDICTED = {"resident": 6, "reread": 3}
@@ -237,7 +239,7 @@ class Search:
             return
         bands = bands_of(self.extent, PARTITIONS)
         columns = group_columns(self.extent, *bands)
-        if columns < TENSOR_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
+        if not TENSOR_COLUMNS <= columns <= TENSOR_MOST_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
             return
         eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
         for chunk in self._chunks(bands[1], columns):
