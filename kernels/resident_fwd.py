@@ -49,7 +49,7 @@ STEPS_AT_THE_END = 2
 # A chunk of at most so many columns has its mean subtracted by Scalar while the last turn is under way.
 AHEAD_COLUMNS = 1024
 # What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well.
-# (Half of the first passes in bfloat16 is then left to GpSimd.)
+# (In bfloat16 GpSimd then does the first pass over all but one in ``scalar_turns`` chunks.)
 HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
@@ -403,7 +403,7 @@ def subtract_beside(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiT
     minus_hi = column(columns, MINUS_HI)
     if plan.dtype == nl.float16:
         nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
-    elif at % 2 == 0:
+    elif at % plan.scalar_turns == 0:
         nisa.activation(dst=x, op=nl.copy, data=x, bias=minus_hi)
     else:
         repeated = minus_hi.broadcast(1, x.shape[1])

@@ -227,6 +227,7 @@ def _check_sizes(plan: Any, target: str) -> None:
         "chunk",
         "slots",
         "late_slots",
+        "scalar_turns",
         "group_blocks",
         "tiles",
         "positions",

@@ -397,7 +397,7 @@ class _Run:
             return self.vector("pointed", width, ready)
         if by_scalar != BOTH_PASSES:
             return self.vector("pointed_16bit", width, ready)
-        if self.plan.dtype == "bfloat16" and at % 2:
+        if self.plan.dtype == "bfloat16" and at % self.plan.scalar_turns:
             return self.pipeline.run(GPSIMD, self.paces.gpsimd(width, 2), ready)
         pointers = 2 if self.plan.dtype == "float16" else 1
         return self.pipeline.run(SCALAR, self.paces.scalar(width, pointers), ready)
