@@ -254,7 +254,7 @@ class _Run:
         if plan.dtype != "bfloat16" or not self.narrow or plan.reread or len(self.added) < len(self.steps):
             return
         width = self.steps[at].tile.width()
-        if len(self.formed) == at and at not in self.centred and width <= AHEAD_COLUMNS:
+        if at == 0 and not self.centred and width <= AHEAD_COLUMNS:
             self.centred[at] = self.subtract(width, max(self.minus_hi, self.added[at]), 0, BOTH_PASSES)
 
     def aggregate(self, triples: int, ready: float) -> float:
@@ -345,11 +345,12 @@ class _Run:
 
     def scalar_part(self) -> int:
         if len(self.added) < len(self.steps):
-            return BOTH_PASSES if self.plan.dtype == "bfloat16" else ONE_PASS + len(self.formed) % 2
-        return ONE_PASS if self.turning >= 0 else HALF_A_PASS
+            return int(BOTH_PASSES if self.plan.dtype == "bfloat16" else ONE_PASS + len(self.formed) % 2)
+        return int(ONE_PASS if self.turning >= 0 else HALF_A_PASS)
 
     def parts(self, at: int) -> list[Step]:
-        return store_parts(self.steps[at], 0, at == len(self.steps) - 1)
+        parts: list[Step] = store_parts(self.steps[at], 0, at == len(self.steps) - 1)
+        return parts
 
     def normalise_chunk(self, at: int, by_scalar: int) -> None:
         plan, step = self.plan, self.steps[at]

@@ -33,7 +33,7 @@ LATE_SLOTS = 6
 # Slots of phase 1 where x is loaded again: enough to load ahead of bn_stats.
 REREAD_SLOTS = 6
 # Layouts whose time is predicted: the best by the closed form, as many as have so many chunks together.
-PREDICTED = 8
+PREDICTED = 6
 PREDICTED_CHUNKS = 400
 LEAST_PREDICTED = 2
 # Scalar subtracts the mean in one of so many chunks, GpSimd in the others.
@@ -172,7 +172,8 @@ class Search:
         return sorted(slots for slots in counts if slots <= fitting)
 
     def _late_slots(self, layout: ForwardLayout, size: GroupSize) -> int:
-        return min(LATE_SLOTS, int(size.chunks) * ceil_div(self.extent.channels, layout.group_channels))
+        total: int = size.chunks * ceil_div(self.extent.channels, layout.group_channels)
+        return min(LATE_SLOTS, total)
 
     def _bytes(self, layout: ForwardLayout, size: GroupSize) -> int:
         owned = self.extent.channels, self.other.channels
