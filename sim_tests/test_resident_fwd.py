@@ -147,7 +147,7 @@ def test_a_difference_is_rounded_only_far_from_the_mean(dtype: str) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_planner_takes_resident_where_it_fits(training: bool) -> None:
-    """In training, where ``two_read`` reads again what SBUF does not hold; ``reread`` only where a group does not fit."""
+    """In training, where ``two_read`` reads again what SBUF lacks; ``reread`` only where a group does not fit."""
     problem = ForwardProblem((32, 64, 784), "float32", training)
     offered = {candidate.plan.strategy for candidate in candidates(problem)}
     assert offered == {"resident", "two_read"} and (plan_forward(problem).strategy == "resident" or not training)
