@@ -157,7 +157,7 @@ class ResidentForwardPlan(nl.NKIObject):
         shape, dtype, cores, split: as in :class:`BackwardPlan`.
         group_channels: channels of a group, which lie on partitions together.
         batch_bands, space_bands, lane_bands, ragged, chunk, slots, short_start: as in :class:`ResidentPlan`.
-        scalar_turns: beside statistics in bfloat16 Scalar subtracts the mean in one of so many chunks, GpSimd in the rest.
+        scalar_turns: beside statistics in bfloat16 Scalar subtracts the mean in one of so many chunks, else GpSimd.
         late_slots: number of slots for what is loaded again, or for the first time, after the statistics.
         reread: x is loaded again after the statistics; else it stays in its slot.
         relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
