@@ -160,6 +160,7 @@ class ResidentForwardPlan(nl.NKIObject):
         shape, dtype, cores, split: as in :class:`BackwardPlan`.
         group_channels: channels of a group, which lie on partitions together.
         batch_bands, space_bands, lane_bands, ragged, chunk, slots, short_start: as in :class:`ResidentPlan`.
+        scalar_turns: beside statistics in bfloat16 Scalar subtracts the mean in one of so many chunks, else GpSimd.
         late_slots: number of slots for what is loaded again, or for the first time, after the statistics.
         reread: x is loaded again after the statistics; else it stays in its slot.
         relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
@@ -180,6 +181,7 @@ class ResidentForwardPlan(nl.NKIObject):
     chunk: int
     slots: int
     short_start: bool
+    scalar_turns: int
     late_slots: int
     reread: bool
     relu: bool

@@ -46,10 +46,10 @@ from nki_bn.kernels.sizing import ceil_div
 FIRST_LOADS = 2
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 2
-# A chunk of at most so many columns has its mean subtracted by Scalar while the last turn is under way.
+# A chunk of at most so many columns has its mean subtracted by Scalar while the turn of the only group is under way.
 AHEAD_COLUMNS = 1024
 # What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well.
-# (Half of the first passes in bfloat16 is then left to GpSimd.)
+# (In bfloat16 GpSimd then does the first pass over all but one in ``scalar_turns`` chunks.)
 HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
@@ -273,15 +273,14 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
 
 
 def centre_ahead(ring: ForwardRing, done: Progress) -> None:
-    """Scalar, which stands still during the last turn of all, begins with the first chunk of the group."""
+    """Scalar, which stands still during the turn of an only group, begins with its first chunk."""
     plan = ring.plan
     if plan.dtype != nl.bfloat16 or not is_narrow(plan) or plan.reread or done.summed < len(ring.steps):
         return
-    step = ring.steps[done.ready]
-    # Not while other chunks need Scalar.
-    if done.formed == done.ready and done.centred < done.ready and step.tile.width() <= AHEAD_COLUMNS:
-        done.centred = done.ready
-        subtract_beside(plan, y_part(ring, step, done.centred), columns_of(ring, step), 0)
+    step = ring.steps[0]
+    if done.ready == 0 and done.centred < 0 and step.tile.width() <= AHEAD_COLUMNS:
+        done.centred = 0
+        subtract_beside(plan, y_part(ring, step, 0), columns_of(ring, step), 0)
 
 
 def form_chunk(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> None:
@@ -403,7 +402,7 @@ def subtract_beside(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiT
     minus_hi = column(columns, MINUS_HI)
     if plan.dtype == nl.float16:
         nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
-    elif at % 2 == 0:
+    elif at % plan.scalar_turns == 0:
         nisa.activation(dst=x, op=nl.copy, data=x, bias=minus_hi)
     else:
         repeated = minus_hi.broadcast(1, x.shape[1])

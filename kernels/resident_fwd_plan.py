@@ -23,6 +23,7 @@ class ForwardLayout(nl.NKIObject):
     chunk: int
     slots: int
     short_start: bool = False
+    scalar_turns: int = 2
 
 
 def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
@@ -35,6 +36,7 @@ def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
         plan.chunk,
         plan.slots,
         plan.short_start,
+        plan.scalar_turns,
     )
 
 
@@ -110,6 +112,7 @@ def resident_forward_plan(
         layout.chunk,
         layout.slots,
         layout.short_start,
+        layout.scalar_turns,
         late_slots,
         reread,
         relu,

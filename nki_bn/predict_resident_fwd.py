@@ -254,7 +254,7 @@ class _Run:
         if plan.dtype != "bfloat16" or not self.narrow or plan.reread or len(self.added) < len(self.steps):
             return
         width = self.steps[at].tile.width()
-        if len(self.formed) == at and at not in self.centred and width <= AHEAD_COLUMNS:
+        if at == 0 and not self.centred and width <= AHEAD_COLUMNS:
             self.centred[at] = self.subtract(width, max(self.minus_hi, self.added[at]), 0, BOTH_PASSES)
 
     def aggregate(self, triples: int, ready: float) -> float:
@@ -349,7 +349,8 @@ class _Run:
         return int(ONE_PASS if self.turning >= 0 else HALF_A_PASS)
 
     def parts(self, at: int) -> list[Step]:
-        return list(store_parts(self.steps[at], 0, at == len(self.steps) - 1))
+        parts: list[Step] = store_parts(self.steps[at], 0, at == len(self.steps) - 1)
+        return parts
 
     def normalise_chunk(self, at: int, by_scalar: int) -> None:
         plan, step = self.plan, self.steps[at]
@@ -397,7 +398,7 @@ class _Run:
             return self.vector("pointed", width, ready)
         if by_scalar != BOTH_PASSES:
             return self.vector("pointed_16bit", width, ready)
-        if self.plan.dtype == "bfloat16" and at % 2:
+        if self.plan.dtype == "bfloat16" and at % self.plan.scalar_turns:
             return self.pipeline.run(GPSIMD, self.paces.gpsimd(width, 2), ready)
         pointers = 2 if self.plan.dtype == "float16" else 1
         return self.pipeline.run(SCALAR, self.paces.scalar(width, pointers), ready)

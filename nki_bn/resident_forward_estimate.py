@@ -129,8 +129,8 @@ class ChunkRates:
 def statistics_ns(paces: Paces, width: int) -> float:
     """Vector ns of bn_stats on a chunk, and of merging its two triples per piece."""
     vector, clock = paces.timing.vector, paces.timing.clock.vector
-    pieces = ceil_div(width, load_target(TIMED).bn_stats_columns)
-    return float(pieces * (paces.vector("bn_stats", width / pieces).busy + 2 * vector.bn_aggr.cycles / clock))
+    pieces: int = ceil_div(width, load_target(TIMED).bn_stats_columns)
+    return pieces * (paces.vector("bn_stats", width / pieces).busy + 2 * vector.bn_aggr.cycles / clock)
 
 
 def normalising_ns(paces: Paces, problem: ForwardProblem, width: int) -> tuple[float, float, float]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Target, load_target
 from nki_bn.kernels.plan import ResidentForwardPlan, total_bytes
-from nki_bn.kernels.resident_fwd_plan import ForwardLayout, forward_buffers, forward_size, resident_forward_plan
+from nki_bn.kernels.resident_fwd_plan import (
+    ForwardLayout,
+    forward_buffers,
+    forward_layout,
+    forward_size,
+    resident_forward_plan,
+)
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
 from nki_bn.kernels.resident_layout import GroupSize
 from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, ceil_div
@@ -27,9 +33,11 @@ LATE_SLOTS = 6
 # Slots of phase 1 where x is loaded again: enough to load ahead of bn_stats.
 REREAD_SLOTS = 6
 # Layouts whose time is predicted: the best by the closed form, as many as have so many chunks together.
-PREDICTED = 8
+PREDICTED = 6
 PREDICTED_CHUNKS = 400
 LEAST_PREDICTED = 2
+# Scalar subtracts the mean in one of so many chunks, GpSimd in the others.
+SCALAR_TURNS = (2, 3)
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,11 @@ def resident_forward_candidates(
     chunks = 0
     for estimate in sorted(search.estimates(), key=lambda estimate: estimate.us)[:PREDICTED]:
         if chunks < PREDICTED_CHUNKS or len(found) < LEAST_PREDICTED:
-            plans = search.plans(estimate.layout)
-            found += [Candidate(plan, predict(plan)) for plan in plans]
-            chunks += len(plans) * estimate.chunks
+            layouts = search.shares(estimate.layout)
+            found += [search.candidate(layout) for layout in layouts]
+            chunks += len(layouts) * estimate.chunks
+    if found and problem.training:
+        found += search.short(min(found, key=lambda candidate: candidate.prediction.ns))
     return sorted(found, key=lambda candidate: candidate.prediction.ns)
 
 
@@ -97,13 +107,23 @@ class Search:
         self.other = extent_of_core(self.shape, self.split, problem.lnc - 1, problem.lnc)
         self.fused = (True, problem.relu != "none", problem.relu == "mask", problem.residual)
 
-    def plans(self, layout: ForwardLayout) -> list[ResidentForwardPlan]:
-        """The plan of a layout, and if it fits that with a short start, which has a chunk more."""
-        plans = [self.plan(layout)]
-        if self.problem.training:
-            short = self.plan(replace(layout, slots=layout.slots + 1, short_start=True))
-            plans += [short] if short.sbuf_bytes <= self.budget else []
-        return plans
+    def candidate(self, layout: ForwardLayout) -> Candidate:
+        """The plan of a layout with its prediction."""
+        plan = self.plan(layout)
+        return Candidate(plan, predict(plan))
+
+    def shares(self, layout: ForwardLayout) -> list[ForwardLayout]:
+        """The layout with the shares of Scalar and GpSimd that are tried, where both subtract the mean."""
+        if self.problem.dtype != "bfloat16" or self.problem.relu != "none" or not self.problem.training:
+            return [layout]
+        return [replace(layout, scalar_turns=turns) for turns in SCALAR_TURNS]
+
+    def short(self, best: Candidate) -> list[Candidate]:
+        """The best plan with a short start, which has a chunk more, if that fits."""
+        assert isinstance(best.plan, ResidentForwardPlan), "the search has forward plans only"
+        layout = forward_layout(best.plan)
+        plan = self.plan(replace(layout, slots=layout.slots + 1, short_start=True))
+        return [Candidate(plan, predict(plan))] if plan.sbuf_bytes <= self.budget else []
 
     def plan(self, layout: ForwardLayout) -> ResidentForwardPlan:
         """The plan of a layout."""
@@ -152,7 +172,8 @@ class Search:
         return sorted(slots for slots in counts if slots <= fitting)
 
     def _late_slots(self, layout: ForwardLayout, size: GroupSize) -> int:
-        return min(LATE_SLOTS, int(size.chunks * ceil_div(self.extent.channels, layout.group_channels)))
+        total: int = size.chunks * ceil_div(self.extent.channels, layout.group_channels)
+        return min(LATE_SLOTS, total)
 
     def _bytes(self, layout: ForwardLayout, size: GroupSize) -> int:
         owned = self.extent.channels, self.other.channels

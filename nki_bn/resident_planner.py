@@ -239,7 +239,9 @@ class Search:
             return
         bands = bands_of(self.extent, PARTITIONS)
         columns = group_columns(self.extent, *bands)
-        if not TENSOR_COLUMNS <= columns <= TENSOR_MOST_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
+        if not TENSOR_COLUMNS <= columns <= TENSOR_MOST_COLUMNS or (
+            self.strategy == "resident" and 2 * columns * self.itemsize > self.budget
+        ):
             return
         eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
         for chunk in self._chunks(bands[1], columns):
