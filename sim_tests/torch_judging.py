@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 import nki_bn.torch as nbt
-from nki_bn import pair, reference, tolerances
+from nki_bn import pair, reference, tolerances, verify
 from nki_bn.comparison import Comparison, compare
+from nki_bn.planner import plan_forward
 from nki_bn.problem import Array, ForwardCase
+from nki_bn.requests import prepare_forward
+from nki_bn.simulator import RunOptions
 from nki_bn.simulator.torch_memory import torch_memory
 from nki_bn.tolerances import Arithmetic, half_unit
 
@@ -94,7 +97,8 @@ def judge_step(module: Any, step: Step, relu: bool = False) -> None:
     twin(step.x.double())
     made = step.run(module)
     names = ("y", "dx", "dgamma", "dbeta", "dresidual")
-    arithmetic = Arithmetic(str(step.x.dtype).removeprefix("torch."))
+    problem = prepare_forward(case).problem
+    arithmetic = verify.arithmetic_of(problem, plan_forward(problem), RunOptions())
     rows = [*pair.judge_pair(case, torch_memory(step.dy), tuple(map(made.get, names)), arithmetic)]
     rows += _judge_running(module, twin, case, arithmetic)
     assert all(row.ok for row in rows), rows
