@@ -9,7 +9,7 @@ from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentForwardPlan, total_bytes
 from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_in_bands
 from nki_bn.kernels.resident_layout import GroupSize, ResidentLayout, group_size, has_last_block
-from nki_bn.kernels.sizing import ceil_div
+from nki_bn.kernels.sizing import PARTITIONS, STATS_COLUMNS, ceil_div
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout)
         layout.chunk,
         layout.slots,
         False,
+        0,
         0,
         layout.short_start,
     )
@@ -180,14 +181,14 @@ def slot_buffers(
 
 def pieces_of(size: GroupSize) -> int:
     """Results of bn_stats per group, at most."""
-    return size.chunks * ceil_div(size.columns, nl.tile_size.bn_stats_fmax)
+    return size.chunks * ceil_div(size.columns, STATS_COLUMNS)
 
 
 def add_turn_buffers(buffers: list[Buffer], size: GroupSize, bands: int) -> None:
     """What statistics are made in: the pieces of two groups, and what a turn works in."""
     buffers.append(Buffer("pieces", 2, 6 * pieces_of(size), nl.float32))
     buffers.append(Buffer("own", 1, 2, nl.float32))
-    buffers.append(Buffer("rows", 1, nl.tile_size.pmax, nl.float32))
+    buffers.append(Buffer("rows", 1, PARTITIONS, nl.float32))
     buffers.append(Buffer("counts", 1, 2 * bands, nl.float32))
     buffers.append(Buffer("triples", 1, 3 * bands, nl.float32))
     buffers.append(Buffer("merged", 1, 2, nl.float32))

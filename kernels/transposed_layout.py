@@ -14,7 +14,7 @@ from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, TransposedForwardPlan, TransposedPlan, size_of, total_bytes
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
 from nki_bn.kernels.resident_layout import has_last_block
-from nki_bn.kernels.sizing import GROUP_PIECES, ceil_div
+from nki_bn.kernels.sizing import GROUP_PIECES, PARTITIONS, STATS_COLUMNS, ceil_div
 
 # PSUM of a partition: 8 banks of this many bytes; a transpose writes into one bank.
 BANK_BYTES = 2048
@@ -87,7 +87,7 @@ def row_chunks(extent: Extent, tiles: int, positions: int, dtype: str) -> list[R
 def tile_rows(positions: int, dtype: str) -> int:
     """Batches per tile: all partitions, or as many as one bank takes with so many positions."""
     assert positions <= bank_columns(dtype), f"a bank takes at most {bank_columns(dtype)} positions, got {positions}"
-    return min(nl.tile_size.pmax, bank_columns(dtype) // positions)
+    return min(PARTITIONS, bank_columns(dtype) // positions)
 
 
 def bank_columns(dtype: str) -> int:
@@ -97,7 +97,7 @@ def bank_columns(dtype: str) -> int:
 
 def block_size(shape: tuple[int, int, int], split: str, cores: int) -> int:
     """Channels per block."""
-    return min(nl.tile_size.pmax, extent_of_core(shape, split, 0, cores).channels)
+    return min(PARTITIONS, extent_of_core(shape, split, 0, cores).channels)
 
 
 def transposed_size(shape: tuple[int, int, int], dtype: str, cores: int, layout: TransposedLayout) -> TransposedSize:
@@ -128,7 +128,7 @@ def transposed_size(shape: tuple[int, int, int], dtype: str, cores: int, layout:
 def piece_widths(chunks: list[RowChunk]) -> list[int]:
     """Columns of each piece that ``bn_stats`` takes of a channel, in order."""
     widths: list[int] = []
-    most = nl.tile_size.bn_stats_fmax
+    most = STATS_COLUMNS
     for i in range(len(chunks)):
         columns = chunks[i].columns()
         for j in range(ceil_div(columns, most)):

@@ -3,7 +3,17 @@
 
 from __future__ import annotations
 
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from dataclasses import replace
+
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
+from nki_bn.kernels.resident_fwd_plan import forward_layout, forward_size
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.resident_layout import group_size
 from nki_bn.kernels.resident_layout import layout_of as resident_layout_of
@@ -30,6 +40,8 @@ def words_of(plan: Plan) -> dict[str, str]:
     words = {"cores": "1, with all of the work" if plan.cores == 1 else f"2, each with {_SPLITS[plan.split]}"}
     if isinstance(plan, ResidentPlan):
         return words | _resident(plan)
+    if isinstance(plan, ResidentForwardPlan):
+        return words | _resident_forward(plan)
     return words | (_transposed(plan) if isinstance(plan, TransposedPlan | TransposedForwardPlan) else _tiled(plan))
 
 
@@ -38,7 +50,12 @@ def brief(plan: Plan) -> str:
     if isinstance(plan, ResidentPlan):
         return (
             f"groups of {plan.group_sets} x {plan.set_channels} channels, {plan.batch_bands} x {plan.space_bands} "
-            f"bands, chunks of {_widest(plan)}, {plan.slots} slots, {_engines(plan)}"
+            f"bands, chunks of {_widest(plan, 'dy')}, {plan.slots} slots, {_engines(plan)}"
+        )
+    if isinstance(plan, ResidentForwardPlan):
+        return (
+            f"groups of {plan.group_channels} channels, {plan.batch_bands} x {plan.space_bands} bands, "
+            f"chunks of {_chunk_columns(plan)}, {_ring_slots(plan)} slots"
         )
     if isinstance(plan, TransposedPlan | TransposedForwardPlan):
         again = ", rows read twice" if plan.reload else ""
@@ -67,7 +84,7 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
     owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
     sets, chunks = (
         ceil_div(owned, plan.set_channels),
-        group_size(plan.shape, plan.cores, resident_layout_of(plan)).chunks,
+        group_size(plan.shape, plan.cores, replace(resident_layout_of(plan), short_start=False)).chunks,
     )
     groups = ceil_div(sets, plan.group_sets)
     ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
@@ -76,11 +93,56 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
         "groups": f"{groups} on a core, of {plan.group_sets} sets, which have their turn together",
         "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
         f"{plan.lane_bands * plan.set_channels} of {PARTITIONS} partitions",
-        "chunks": f"{chunks} a group, of at most {_widest(plan)} columns",
+        "chunks": f"{chunks} a group, of at most {_widest(plan, 'dy')} columns",
         "slots": f"{plan.slots}, {ring}" if plan.strategy == "resident" else f"{plan.slots}",
         "sums": _sums(plan),
         "dx": _combinations(plan),
     }
+
+
+def _resident_forward(plan: ResidentForwardPlan) -> dict[str, str]:
+    owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
+    chunks = forward_size(plan.shape, plan.cores, replace(forward_layout(plan), short_start=False)).chunks
+    groups = ceil_div(owned, plan.group_channels)
+    slots = _ring_slots(plan)
+    if plan.strategy == "reread" or not plan.training:
+        ring = f"{slots}"
+    else:
+        ring = f"{slots}, " + (f"room for {slots / chunks:.1f} groups" if groups > 1 else "room for the one group")
+    return {
+        "groups": f"{groups} on a core, of {plan.group_channels} channels, which lie on partitions together",
+        "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
+        f"{plan.lane_bands * plan.group_channels} of {PARTITIONS} partitions",
+        "chunks": f"{chunks} a group, of at most {_chunk_columns(plan)} columns",
+        "slots": ring,
+        "statistics": "by Vector, merged over bands by its turn" if plan.training else "given",
+        "y": _outputs(plan),
+    }
+
+
+def _outputs(plan: ResidentForwardPlan) -> str:
+    """Which engines make y of x and the coefficients."""
+    if not plan.need_y:
+        return "not needed"
+    if plan.relu:
+        return "by Vector and Scalar, with the ReLU"
+    if plan.dtype == "float32":
+        return "by Vector, which subtracts the mean and scales, and Scalar"
+    if plan.dtype == "bfloat16" and plan.training:
+        return (
+            f"the mean is subtracted in {plan.dtype}, beside statistics by Scalar in one of {plan.scalar_turns} chunks "
+            "and else by GpSimd, after them by Vector; Scalar does the rest"
+        )
+    return f"by Vector, which subtracts the mean in {plan.dtype}, and Scalar"
+
+
+def _chunk_columns(plan: ResidentForwardPlan) -> int:
+    return _widest(plan, "again" if plan.strategy == "reread" and not plan.training else "x")
+
+
+def _ring_slots(plan: ResidentForwardPlan) -> int:
+    slots: int = plan.slots if plan.training or plan.strategy == "resident" else plan.late_slots
+    return slots
 
 
 def _engines(plan: ResidentPlan) -> str:
@@ -149,6 +211,7 @@ def _tiled(plan: BackwardPlan | ForwardPlan) -> dict[str, str]:
     }
 
 
-def _widest(plan: ResidentPlan) -> int:
-    columns: int = next(buffer.columns for buffer in plan.buffers if buffer.name == "dy")
+def _widest(plan: ResidentPlan | ResidentForwardPlan, slots: str) -> int:
+    """Columns of the slots of this name."""
+    columns: int = next(buffer.columns for buffer in plan.buffers if buffer.name == slots)
     return columns

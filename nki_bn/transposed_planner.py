@@ -134,6 +134,8 @@ def layouts(problem: Problem, reload: bool) -> Iterator[TransposedLayout]:
         widest = min(most, max(extent.batches // tile_rows(positions, problem.dtype), 1))
         for group_blocks in sorted({min(count, blocks) for count in GROUP_BLOCKS}):
             for tiles in sorted({widest, max(widest // 2, 1)}):
+                if extent.batches // (tile_rows(positions, problem.dtype) * tiles) > MOST_CHUNKS:
+                    continue  # so many are not even listed
                 layout = TransposedLayout(split, group_blocks, tiles, positions, 1, reload)
                 chunks = transposed_size(shape, problem.dtype, problem.lnc, layout).chunks
                 if chunks <= MOST_CHUNKS:
