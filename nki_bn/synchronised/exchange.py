@@ -35,7 +35,7 @@ class Moments(NamedTuple):
 
     mean: Any
     var: Any
-    count: Any
+    total: Any
 
 
 def check_mode(mode: str) -> str:
@@ -79,17 +79,17 @@ def global_sums(dgamma: Any, dbeta: Any, group: Group, tag: str) -> tuple[Any, A
 def _in_two_rounds(local: Moments, group: Group, names: tuple[str, ...]) -> Moments:
     """First the means, and with them the counts; then the variances around the global mean."""
     channels = len(local.mean)
-    weighted = group.all_reduce(names[0], group.join([local.mean * local.count, local.count]))
+    weighted = group.all_reduce(names[0], group.join([local.mean * local.total, local.total]))
     total = weighted[channels:]
     mean = weighted[:channels] / _divisor(total)
-    around = (local.var + (local.mean - mean) ** 2) * local.count
+    around = (local.var + (local.mean - mean) ** 2) * local.total
     return Moments(mean, group.all_reduce(names[1], around) / _divisor(total), total)
 
 
 def _in_one_round(local: Moments, group: Group, names: tuple[str, ...]) -> Moments:
     """Counts, means and sums of squared deviations of all replicas, merged by Chan's rule."""
     channels = len(local.mean)
-    rows = group.all_gather(names[0], group.join([local.count, local.mean, local.var * local.count]))
+    rows = group.all_gather(names[0], group.join([local.total, local.mean, local.var * local.total]))
     counts, means, squares = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     total = counts.sum(0)
     weights = counts / _divisor(total)

@@ -128,6 +128,6 @@ class Replica(ArrayGroup):
 
 
 def replicas(size: int, timeout: float = 60.0) -> list[Replica]:
-    """The members of a group of ``size``, one for each thread, which wait for each other at most ``timeout`` seconds."""
+    """The members of a group of ``size``, one for each thread, which wait at most ``timeout`` seconds."""
     meeting = _Meeting(size, timeout)
     return [Replica(meeting, rank) for rank in range(size)]

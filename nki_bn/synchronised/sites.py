@@ -70,7 +70,7 @@ class Statistics(NamedTuple):
 
     mean: Array
     var: Array
-    count: int
+    total: int
 
 
 class SiteForward(NamedTuple):
@@ -192,12 +192,12 @@ def bn_back_site(
         return SiteBackward(dx, None)
     local = bn_gamma_site(dy, x, parameters, tag, forward, options) if sums is None else sums
     dgamma, dbeta = global_sums(local.dgamma, local.dbeta, group, tag)
-    count = forward.statistics.count
+    total = forward.statistics.total
     if request.problem.count:
-        dx = execute.run_input_gradient(request.inputs, dgamma, dbeta, count, request.problem).reshape(x.shape)
+        dx = execute.run_input_gradient(request.inputs, dgamma, dbeta, total, request.problem).reshape(x.shape)
     else:
         dx = np.zeros_like(x)
-    scale = parameters[tag] / np.float32(max(1, count))
+    scale = parameters[tag] / np.float32(max(1, total))
     return SiteBackward(dx, np.stack([forward.statistics.mean, forward.statistics.var, scale * dbeta, scale * dgamma]))
 
 
@@ -206,9 +206,9 @@ def running_statistics(mean: Array, var: Array, batch: Statistics, momentum: flo
 
     A batch without values leaves them as they are.
     """
-    if not batch.count:
+    if not batch.total:
         return mean.copy(), var.copy()
-    factor = momentum * float(unbiased(np.float64(batch.count)))
+    factor = momentum * float(unbiased(np.float64(batch.total)))
     return moved(mean, batch.mean, momentum, momentum), moved(var, batch.var, momentum, factor)
 
 
@@ -221,7 +221,7 @@ def _columns(parameters: Parameters, tag: str, options: SiteOptions) -> tuple[Ar
 def _claim(parameters: Parameters, group: ArrayGroup, names: tuple[str, ...]) -> None:
     for name in names:
         if name in parameters:
-            raise ValueError(f"the collective {name} has the name of a parameter; accepted: a tag that gives a new name")
+            raise ValueError(f"the collective {name} has the name of a parameter; accepted: a tag for a new name")
     group.claim(names)
 
 
@@ -234,7 +234,7 @@ def _synchronised(case: ForwardCase, group: ArrayGroup, tag: str, options: SiteO
     else:
         mean, var = np.zeros((2, request.problem.channels), np.float32)
     moments = global_moments(Moments(mean, var, np.array([count], np.float32)), group, tag, options.mode)
-    total = int(moments.count[0])
+    total = int(moments.total[0])
     if total == 1:
         raise ValueError("x has 1 value per channel on all replicas together; accepted in training: more than 1")
     return Statistics(moments.mean, moments.var, total)
