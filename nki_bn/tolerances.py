@@ -42,13 +42,20 @@ UNDERFLOW = 2.0**-126
 @dataclass(frozen=True)
 class Arithmetic:
     """What decides the rounding of a run: dtype of the input, modes of the simulator, and of the plan whether it stages
-    dy', whether Tensor combines dx."""
+    dy', whether Tensor combines dx; and how many replicas reduce statistics and sums."""
 
     dtype: str
     numerics: str = "trn2"
     accumulate: str = "pairwise"
     staged: bool = False
     tensor: bool = False
+    replicas: int = 1
+
+    @property
+    def reduction(self) -> float:
+        """Share of its terms by which a reduction over replicas may be off: R - 1 additions in any order, and at most
+        four roundings of weights, products and quotients."""
+        return (self.replicas + 3) * FLOAT32 if self.replicas > 1 else 0.0
 
     @property
     def slope(self) -> float:
@@ -58,7 +65,7 @@ class Arithmetic:
     @property
     def sums(self) -> float:
         """Share of sum |terms| by which dgamma and dbeta may be off: the sum, and two pointer operands of dgamma."""
-        return SUMS[self.accumulate] + 2 * POINTER[self.numerics]
+        return SUMS[self.accumulate] + 2 * POINTER[self.numerics] + self.reduction
 
     @property
     def frozen(self) -> float:
@@ -98,9 +105,10 @@ def statistics(x: Array, mean: Float64, var: Float64, arithmetic: Arithmetic) ->
     """The allowances of the statistics ``mean`` and ``var`` [C] of ``x``."""
     with np.errstate(all="ignore"):
         spread = reference.spread(x)
-        sums = SUMS[arithmetic.accumulate]
-        moved = MERGES * (np.abs(mean) + spread)
-        of_mean = MERGES * np.abs(mean) + sums * spread
+        sums = SUMS[arithmetic.accumulate] + arithmetic.reduction
+        merges = MERGES + arithmetic.reduction
+        moved = merges * (np.abs(mean) + spread)
+        of_mean = merges * np.abs(mean) + sums * spread
         of_var = (sums + COLUMNS) * var + 2 * moved * np.sqrt(var) + moved**2
     return {"mean": everywhere(of_mean), "var": everywhere(of_var)}
 
