@@ -9,7 +9,7 @@ Strategy ``two_read``: two phases over the data of one channel tile, channels on
                         Vector  (x - hi)*scale + shift [+ residual], the ReLU's mask, y
                         store y and mask
 
-With given statistics there is no phase 1.
+With given statistics there is no phase 1. Strategies ``resident`` and ``reread`` are described in resident_fwd.py.
 """
 
 from typing import Any
@@ -17,9 +17,7 @@ from typing import Any
 import nki
 import nki.language as nl
 
-from nki_bn.kernels.columns import MEAN, VAR
 from nki_bn.kernels.forward_phases import (
-    ChannelTile,
     ForwardTensors,
     ForwardWork,
     allocate_work,
@@ -29,11 +27,11 @@ from nki_bn.kernels.forward_phases import (
     make_statistics,
     normalise_tile,
     start_channel_tile,
-    store_column,
-    update_running,
     writes_columns,
 )
-from nki_bn.kernels.plan import ForwardPlan, TransposedForwardPlan
+from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan, TransposedForwardPlan
+from nki_bn.kernels.resident_fwd import normalise_groups
+from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import two_read_plan
 from nki_bn.kernels.tiling import check_made_for, flattened, output, tiles_ahead, tiles_of
 from nki_bn.kernels.transposed_fwd import transposed_forward
@@ -52,7 +50,7 @@ def batch_norm_fwd(
     momentum: float = 0.1,
     eps: float = 1e-5,
     fuse_relu: bool = False,
-    plan: ForwardPlan | TransposedForwardPlan | None = None,
+    plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None,
 ) -> Any:
     """Normalise, scale and shift; add a residual and apply a ReLU if asked.
 
@@ -70,7 +68,7 @@ def batch_norm_fwd(
         momentum: weight of the batch in the running statistics.
         eps: added to the variance.
         fuse_relu: a ReLU follows.
-        plan: a ForwardPlan; None sizes the kernel by the largest that fits.
+        plan: how to do it; None sizes the kernel by the largest of strategy two_read that fits.
 
     Returns:
         y (dtype of x), mean and variance [C] float32, new running mean and variance [C] float32, relu mask (uint8, 1
@@ -118,10 +116,12 @@ def batch_norm_fwd(
     )
     if plan.strategy == "transposed":
         transposed_forward(tensors, plan, momentum, eps)
-    else:
+    elif plan.strategy == "two_read":
         work = allocate_work(flat, plan)
         for i in range(work.share.first, work.share.last):
             normalise(tensors, work, i, momentum, eps)
+    else:
+        normalise_groups(tensors, flat, plan, momentum, eps)
     return y, mean_out, var_out, running_mean_out, running_var_out, mask
 
 
@@ -181,7 +181,9 @@ def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: 
         make_statistics(tensors, work, group, tiles)
         moved = len(tiles) - min(len(tiles), plan.interleave)
         if writes_columns(plan):
-            store_statistics(tensors, group, momentum)
+            place = group.place
+            load_running(tensors, group.columns, place.channel, place.channels, 1, False)
+            store_statistics(tensors, group.columns, momentum, place.channel, place.channels)
     else:
         load_statistics(tensors, group)
     if plan.need_y:
@@ -193,12 +195,3 @@ def normalise(tensors: ForwardTensors, work: ForwardWork, index: int, momentum: 
                 load_for_normalising(tensors, work, group, tiles[at % len(tiles)], at, at < len(tiles))
             if at - ahead >= moved:
                 normalise_tile(tensors, work, group, tiles[(at - ahead) % len(tiles)], at - ahead)
-
-
-def store_statistics(tensors: ForwardTensors, group: ChannelTile, momentum: float) -> None:
-    """Mean and variance to HBM, and the running statistics if there are any."""
-    store_column(tensors.mean_out, group, MEAN)
-    store_column(tensors.var_out, group, VAR)
-    if tensors.running_mean != None:
-        batch, channels, spatial = tensors.x.shape
-        update_running(tensors, group, momentum, batch * spatial)

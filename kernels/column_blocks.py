@@ -7,7 +7,6 @@ together, one per set, so that what does not depend on the data costs a few inst
 
 from dataclasses import dataclass
 
-import nki.isa as nisa
 import nki.language as nl
 
 from nki_bn.kernels.backward_tensors import BackwardTensors
@@ -19,14 +18,13 @@ from nki_bn.kernels.columns import (
     ROOT_STEPS,
     SUMS,
     VAR,
-    column,
     load_column,
-    load_column_aside,
     root_step,
     scale_and_shift,
     split_mean,
+    store_column,
 )
-from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
+from nki_bn.kernels.plan import BackwardPlan, ResidentForwardPlan, ResidentPlan, TransposedPlan
 
 # Steps that derive the columns of a block.
 BLOCK_STEPS = ROOT_STEPS + 1
@@ -36,7 +34,7 @@ BLOCK_STEPS = ROOT_STEPS + 1
 class Block(nl.NKIObject):
     """Sets ``first`` to ``first + sets`` of ``channels`` channels each, on ``lanes`` partitions.
 
-    ``columns`` is (lanes, columns, sets), ``flag`` (lanes, sets).
+    ``columns`` is (lanes, columns, sets), ``flag`` (uint8) and ``rounded`` (dtype of x) are scratch, (lanes, sets).
     """
 
     first: int
@@ -46,6 +44,7 @@ class Block(nl.NKIObject):
     lanes: int
     columns: nl.NkiTensor
     flag: nl.NkiTensor
+    rounded: nl.NkiTensor | None = None
 
 
 def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block) -> None:
@@ -62,10 +61,7 @@ def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | R
     """One value per channel, from a [C] or [C, 1] tensor; for ``resident`` past the queue of the elements."""
     rows = source.slice(0, block.channel, block.channel + block.sets * block.channels)
     bands = block.lanes // block.channels
-    if plan.strategy == "staged":
-        load_column(block.columns, at, rows, bands, block.sets)
-    else:
-        load_column_aside(block.columns, at, rows, bands, block.sets)
+    load_column(block.columns, at, rows, bands, block.sets, plan.strategy != "staged")
 
 
 def start_block(plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block, eps: float) -> None:
@@ -95,7 +91,7 @@ def set_columns(block: Block, number: int, sets: int = 1) -> nl.NkiTensor:
     return block.columns[:, :, nl.ds(number - block.first, sets)]
 
 
-def shares_channels(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:
+def shares_channels(plan: BackwardPlan | ResidentPlan | TransposedPlan | ResidentForwardPlan) -> bool:
     """Whether both cores have a part of every channel."""
     return plan.split == "batch" or plan.split == "spatial"
 
@@ -104,18 +100,8 @@ def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | Tr
     """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
     if shares_channels(plan) and nl.program_id(0) != 0:
         return
+    aside = plan.strategy != "staged"
     if plan.need_dbeta:
-        store_column(tensors.dbeta, block, SUMS, plan.strategy != "staged")
+        store_column(tensors.dbeta, block.columns, SUMS, block.channel, block.channels, block.sets, aside)
     if plan.need_dgamma:
-        store_column(tensors.dgamma, block, DGAMMA, plan.strategy != "staged")
-
-
-def store_column(tensor: nl.NkiTensor, block: Block, at: int, aside: bool) -> None:
-    """One value per channel to a [C, 1] tensor; ``aside``: triggered by Scalar, past the queue of the elements."""
-    rows = tensor[nl.ds(block.channel, block.sets * block.channels), :]
-    view = rows.reshape((block.sets, block.channels)).permute((1, 0))
-    values = column(block.columns, at)[0 : block.channels, :]
-    if aside:
-        nisa.dma_copy(dst=view, src=values, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
-    else:
-        nisa.dma_copy(dst=view, src=values)
+        store_column(tensors.dgamma, block.columns, DGAMMA, block.channel, block.channels, block.sets, aside)

@@ -30,7 +30,16 @@ ROOT_SHARE = 21
 SCALE_SHARE = 22
 RATIO_HI = 23
 RATIO_LO = 24
-COLUMN_COUNT = 25
+FACTOR = 25
+OLD_MEAN = 26
+OLD_VAR = 27
+COLUMN_COUNT = 28
+
+# Steps of `reciprocal_root`.
+ROOT_STEPS = 6
+# Steps of `scale_and_shift`, with the shift and without.
+SHIFT_STEPS = 3
+SCALE_STEPS = 1
 
 # Clearing the low 8 bits of a float32 leaves 16 significant bits.
 KEEP_16_BITS = -256
@@ -48,28 +57,38 @@ def column(columns: nl.NkiTensor, at: int) -> nl.NkiTensor:
     return columns[:, at, :]
 
 
-def load_column(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1) -> None:
+def load_column(
+    columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int = 1, aside: bool = False
+) -> None:
     """One value per channel from HBM, repeated for every band of partitions; channels in ``groups`` equal groups."""
-    nisa.dma_copy(dst=column(columns, at), src=banded_column(source, bands, groups))
-
-
-def load_column_aside(columns: nl.NkiTensor, at: int, source: nl.NkiTensor, bands: int, groups: int) -> None:
-    """The same, triggered by Scalar, so that it does not stand in the queue of the elements (not on trn1)."""
-    nisa.dma_copy(
-        dst=column(columns, at),
-        src=banded_column(source, bands, groups),
-        dge_mode=nisa.dge_mode.hwdge,
-        engine=nisa.engine.scalar,
-    )
-
-
-def banded_column(source: nl.NkiTensor, bands: int, groups: int) -> nl.NkiTensor:
-    """One value per channel in HBM as (bands, channels of a group, groups)."""
     by_channel = source.reshape((groups, source.size // groups)).permute((1, 0))
-    return by_channel.expand_dim(0).broadcast(0, bands)
+    copy_small(column(columns, at), by_channel.expand_dim(0).broadcast(0, bands), aside)
 
 
-ROOT_STEPS = 6
+def store_column(
+    tensor: nl.NkiTensor,
+    columns: nl.NkiTensor,
+    at: int,
+    channel: int,
+    channels: int,
+    groups: int = 1,
+    aside: bool = False,
+) -> None:
+    """One value per channel to a [C] or [C, 1] tensor."""
+    copy_small(channel_view(tensor, channel, channels, groups), column(columns, at)[0:channels, :], aside)
+
+
+def channel_view(tensor: nl.NkiTensor, channel: int, channels: int, groups: int) -> nl.NkiTensor:
+    """The values of a [C] or [C, 1] tensor from ``channel`` on, as (channels, groups)."""
+    return tensor.slice(0, channel, channel + channels * groups).reshape((groups, channels)).permute((1, 0))
+
+
+def copy_small(dst: nl.NkiTensor, src: nl.NkiTensor, aside: bool) -> None:
+    """A DMA of a few values; ``aside``: triggered by Scalar, past the queue of the elements (not on trn1)."""
+    if aside:
+        nisa.dma_copy(dst=dst, src=src, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=dst, src=src)
 
 
 def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> None:
@@ -77,30 +96,34 @@ def reciprocal_root(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float) -> No
 
     The step is skipped where the first value is 0 or infinite (var infinite, or var + eps = 0).
     """
-    for i in range(ROOT_STEPS):
-        root_step(columns, flag, eps, i)
+    for step in range(ROOT_STEPS):
+        root_step(columns, flag, eps, step)
 
 
-def root_step(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float, number: int) -> None:
-    """One of the ``ROOT_STEPS`` steps of :func:`reciprocal_root`, each of which waits for the one before."""
+def root_step(columns: nl.NkiTensor, flag: nl.NkiTensor, eps: float, step: int) -> None:
+    """One of the ``ROOT_STEPS`` steps of :func:`reciprocal_root`, each of which waits for the one before.
+
+    The Newton step is root*(1.5 - value*root*root/2); value*root*root is near 1.
+    """
     value = column(columns, SCRATCH)
     root = column(columns, RSTD)
-    near_one = column(columns, SCRATCH + 1)
-    step = column(columns, SCRATCH + 2)
-    if number == 0:
+    product = column(columns, SCRATCH + 1)
+    better = column(columns, SCRATCH + 2)
+    if step == 0:
         nisa.tensor_scalar(dst=value, data=column(columns, VAR), op0=nl.add, operand0=eps)
+    elif step == 1:
         nisa.tensor_scalar(dst=root, data=value, op0=nl.rsqrt, operand0=0.0, engine=nisa.engine.gpsimd)
-    elif number == 1:
-        nisa.tensor_tensor(dst=near_one, data1=value, data2=root, op=nl.multiply)
-    elif number == 2:
-        nisa.tensor_tensor(dst=near_one, data1=near_one, data2=root, op=nl.multiply)
-    elif number == 3:
-        nisa.tensor_scalar(dst=step, data=near_one, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.5)
-        nisa.tensor_scalar(dst=flag, data=near_one, op0=nl.greater, operand0=0.5)
-    elif number == 4:
-        nisa.tensor_tensor(dst=step, data1=step, data2=root, op=nl.multiply)
+    elif step == 2:
+        nisa.tensor_tensor(dst=product, data1=value, data2=root, op=nl.multiply)
+    elif step == 3:
+        nisa.scalar_tensor_tensor(
+            dst=product, data=product, op0=nl.multiply, operand0=-0.5, op1=nl.multiply, operand1=root
+        )
+    elif step == 4:
+        nisa.scalar_tensor_tensor(dst=better, data=product, op0=nl.add, operand0=1.5, op1=nl.multiply, operand1=root)
+        nisa.tensor_scalar(dst=flag, data=product, op0=nl.less, operand0=-0.25)
     else:
-        nisa.tensor_copy_predicated(dst=root, src=step, predicate=flag)
+        nisa.tensor_copy_predicated(dst=root, src=better, predicate=flag)
 
 
 def split_mean(columns: nl.NkiTensor) -> None:
@@ -122,11 +145,22 @@ def cut_column(columns: nl.NkiTensor, dst: int, source: int, mask: int) -> None:
 
 def scale_and_shift(columns: nl.NkiTensor, with_shift: bool) -> None:
     """scale = gamma*rstd and, when y is recomputed, shift = beta - lo*scale, so that y = (x - hi)*scale + shift."""
-    scale = column(columns, SCALE)
-    nisa.tensor_tensor(dst=scale, data1=column(columns, GAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    steps = SCALE_STEPS
     if with_shift:
-        shift = column(columns, SHIFT)
+        steps = SHIFT_STEPS
+    for step in range(steps):
+        shift_step(columns, step)
+
+
+def shift_step(columns: nl.NkiTensor, step: int) -> None:
+    """One of the instructions of :func:`scale_and_shift`, each of which waits for the one before."""
+    scale = column(columns, SCALE)
+    shift = column(columns, SHIFT)
+    if step == 0:
+        nisa.tensor_tensor(dst=scale, data1=column(columns, GAMMA), data2=column(columns, RSTD), op=nl.multiply)
+    if step == 1:
         nisa.tensor_tensor(dst=shift, data1=column(columns, LO), data2=scale, op=nl.multiply)
+    if step == 2:
         nisa.tensor_tensor(dst=shift, data1=column(columns, BETA), data2=shift, op=nl.subtract)
 
 
@@ -185,12 +219,9 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
 
 def share_columns(columns: nl.NkiTensor, count: int) -> None:
     """-rstd/N and -scale/N: what of the coefficients of dx does not depend on the sums."""
-    nisa.tensor_scalar(
-        dst=column(columns, ROOT_SHARE), data=column(columns, RSTD), op0=nl.multiply, operand0=-1.0 / count
-    )
-    nisa.tensor_scalar(
-        dst=column(columns, SCALE_SHARE), data=column(columns, SCALE), op0=nl.multiply, operand0=-1.0 / count
-    )
+    share = -1.0 / count
+    nisa.tensor_scalar(dst=column(columns, ROOT_SHARE), data=column(columns, RSTD), op0=nl.multiply, operand0=share)
+    nisa.tensor_scalar(dst=column(columns, SCALE_SHARE), data=column(columns, SCALE), op0=nl.multiply, operand0=share)
 
 
 def product_of(columns: nl.NkiTensor, dst: int, left: int, right: int) -> None:

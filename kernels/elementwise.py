@@ -40,3 +40,11 @@ def passed(dst: nl.NkiTensor, value: nl.NkiTensor) -> None:
 def stopped(dst: nl.NkiTensor, value: nl.NkiTensor) -> None:
     """dst = 1 where the ReLU gives 0 (value <= 0), else 0; a NaN is not stopped."""
     nisa.tensor_scalar(dst=dst, data=value, op0=nl.less_equal, operand0=0.0)
+
+
+def rectify(y: nl.NkiTensor, value: nl.NkiTensor, mask: nl.NkiTensor | None, zero: nl.NkiTensor) -> None:
+    """y = value through the ReLU, a NaN stays a NaN; the mask, if there is one; ``zero`` is uint8 scratch."""
+    if mask != None:
+        passed(mask, value)
+    stopped(zero, value)
+    nisa.select_reduce(dst=y, predicate=zero, on_true=value, on_false=0.0, reverse_pred=True)

@@ -10,18 +10,16 @@ from nki_bn.kernels.columns import (
     BETA,
     GAMMA,
     MEAN,
-    SCRATCH,
     VAR,
-    column,
     column_tile,
     load_column,
     reciprocal_root,
     scale_and_shift,
     split_mean,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation, stopped
+from nki_bn.kernels.elementwise import pre_activation, rectify
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
-from nki_bn.kernels.plan import ForwardPlan, TransposedForwardPlan, allocate
+from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan, TransposedForwardPlan, allocate
 from nki_bn.kernels.sizing import CHUNK_COLUMNS
 from nki_bn.kernels.tiling import (
     Chunk,
@@ -144,13 +142,13 @@ def make_statistics(tensors: ForwardTensors, work: ForwardWork, group: ChannelTi
     columns_of_band = tiles[-1].column + tiles[-1].width()
     finish_moments(group.columns, groups, parts, piece, place.channels, plan.bands, columns_of_band)
     if plan.split == "batch" or plan.split == "spatial":
-        exchange_moments(group.columns, parts, values_per_core(tensors, plan))
+        exchange_moments(group.columns[:, MEAN : VAR + 1, 0], parts, values_per_core(tensors, plan.split))
 
 
-def values_per_core(tensors: ForwardTensors, plan: ForwardPlan | TransposedForwardPlan) -> tuple[int, int]:
+def values_per_core(tensors: ForwardTensors, split: str) -> tuple[int, int]:
     """Values per channel that core 0 and core 1 own; core 0 has the larger share."""
     batch, channels, spatial = tensors.x.shape
-    if plan.split == "batch":
+    if split == "batch":
         return (batch + 1) // 2 * spatial, batch // 2 * spatial
     return (spatial + 1) // 2 * batch, spatial // 2 * batch
 
@@ -163,37 +161,10 @@ def load_statistics(tensors: ForwardTensors, group: ChannelTile) -> None:
     load_column(group.columns, VAR, tensors.variances[rows], place.bands)
 
 
-def writes_columns(plan: ForwardPlan | TransposedForwardPlan) -> bool:
+def writes_columns(plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan) -> bool:
     """Whether this core writes the results that have one value per channel."""
     shared = plan.split == "batch" or plan.split == "spatial"
     return not shared or nl.program_id(0) == 0
-
-
-def store_column(tensor: nl.NkiTensor, group: ChannelTile, at: int) -> None:
-    """One value per channel to a [C] tensor."""
-    rows = nl.ds(group.place.channel, group.place.channels)
-    nisa.dma_copy(dst=tensor[rows], src=column(group.columns, at)[0 : group.place.channels, :])
-
-
-def update_running(tensors: ForwardTensors, group: ChannelTile, momentum: float, count: int) -> None:
-    """running = (1 - momentum)*running + momentum*batch, with the unbiased variance of ``count`` values."""
-    rows = nl.ds(group.place.channel, group.place.channels)
-    unbiased = momentum * (count / (count - 1))
-    blend(group, MEAN, momentum, tensors.running_mean[rows], 1.0 - momentum)
-    store_column(tensors.running_mean_out, group, SCRATCH)
-    blend(group, VAR, unbiased, tensors.running_var[rows], 1.0 - momentum)
-    store_column(tensors.running_var_out, group, SCRATCH)
-
-
-def blend(group: ChannelTile, at: int, factor: float, old: nl.NkiTensor, old_factor: float) -> None:
-    """The scratch column = factor*column + old_factor*old, in the first band."""
-    channels = group.place.channels
-    batch = column(group.columns, SCRATCH)[0:channels, :]
-    running = column(group.columns, SCRATCH + 1)[0:channels, :]
-    nisa.dma_copy(dst=running, src=old)
-    nisa.tensor_scalar(dst=running, data=running, op0=nl.multiply, operand0=old_factor)
-    nisa.tensor_scalar(dst=batch, data=column(group.columns, at)[0:channels, :], op0=nl.multiply, operand0=factor)
-    nisa.tensor_tensor(dst=batch, data1=batch, data2=running, op=nl.add)
 
 
 def coefficients(tensors: ForwardTensors, group: ChannelTile, eps: float) -> None:
@@ -239,11 +210,10 @@ def normalise_chunk(work: ForwardWork, group: ChannelTile, tile: Tile, at: int, 
         residual = part(slot_tile(work.residual_slots, at, place, tile), chunk)
     value = work.temporaries[turn % 2][0 : place.partitions, 0 : chunk.length]
     pre_activation(value, y, residual, group.columns)
-    if plan.need_mask:
-        passed(part(slot_tile(work.mask_slots, at, place, tile), chunk), value)
     if plan.relu:
-        zero = work.stopped[turn % 2][0 : place.partitions, 0 : chunk.length]
-        stopped(zero, value)
-        nisa.select_reduce(dst=y, predicate=zero, on_true=value, on_false=0.0, reverse_pred=True)
+        mask = None
+        if plan.need_mask:
+            mask = part(slot_tile(work.mask_slots, at, place, tile), chunk)
+        rectify(y, value, mask, work.stopped[turn % 2][0 : place.partitions, 0 : chunk.length])
     else:
         nisa.activation(dst=y, op=nl.copy, data=value)

@@ -27,8 +27,18 @@ from nki_bn.kernels.backward_phases import (
 )
 from nki_bn.kernels.backward_tensors import BackwardTensors
 from nki_bn.kernels.batch_norm_bwd import check_arguments, check_plan, relu_mode_of
-from nki_bn.kernels.columns import DGAMMA, MEAN, SCRATCH, SUMS, VAR, column, input_coefficients, load_column
-from nki_bn.kernels.forward_phases import ForwardTensors, make_statistics, store_column, writes_columns
+from nki_bn.kernels.columns import (
+    DGAMMA,
+    MEAN,
+    SCRATCH,
+    SUMS,
+    VAR,
+    column,
+    input_coefficients,
+    load_column,
+    store_column,
+)
+from nki_bn.kernels.forward_phases import ForwardTensors, make_statistics, writes_columns
 from nki_bn.kernels.forward_phases import allocate_work as allocate_forward
 from nki_bn.kernels.forward_phases import start_channel_tile as start_forward
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
@@ -65,7 +75,7 @@ def variance_around(x_in: nl.NkiTensor, centers: nl.NkiTensor, plan: ForwardPlan
         nisa.tensor_tensor(dst=distance, data1=distance, data2=distance, op=nl.multiply)
         nisa.tensor_tensor(dst=distance, data1=column(group.columns, VAR), data2=distance, op=nl.add)
         if writes_columns(plan):
-            store_column(result, group, SCRATCH)
+            store_column(result, group.columns, SCRATCH, group.place.channel, group.place.channels)
     return result
 
 

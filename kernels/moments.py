@@ -59,13 +59,13 @@ def finish_moments(
         nisa.tensor_copy(dst=result[nl.ds(band * channels, channels), :], src=result[0:channels, :])
 
 
-def exchange_moments(columns: nl.NkiTensor, parts: nl.NkiTensor, counts: tuple[int, int]) -> None:
-    """Merge the statistics of both cores, core 0 first on each, so that both get the same bits."""
+def exchange_moments(moments: nl.NkiTensor, parts: nl.NkiTensor, counts: tuple[int, int]) -> None:
+    """Merge (mean, var) of both cores, core 0 first on each, so that both get the same bits."""
     core = nl.program_id(0)
     other = 1 - core
     mine = parts[:, 3 * core : 3 * core + 3]
     theirs = parts[:, 3 * other : 3 * other + 3]
-    nisa.tensor_copy(dst=mine[:, 1:3], src=columns[:, MEAN : VAR + 1, 0])
+    nisa.tensor_copy(dst=mine[:, 1:3], src=moments)
     count_moments(mine, counts[core])
     nisa.sendrecv(src=mine, dst=theirs, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-    nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1, 0], data=parts[:, 0:6])
+    nisa.bn_aggr(dst=moments, data=parts[:, 0:6])

@@ -149,6 +149,44 @@ class ForwardPlan(nl.NKIObject):
 
 
 @dataclass(frozen=True)
+class ResidentForwardPlan(nl.NKIObject):
+    """A forward launch of the strategy ``resident`` or ``reread``.
+
+    Attributes:
+        strategy: "resident" or "reread".
+        shape, dtype, cores, split: as in :class:`BackwardPlan`.
+        group_channels, batch_bands, space_bands, lane_bands, ragged, chunk, slots: as in :class:`ResidentPlan`.
+        late_slots: number of slots for what is loaded again, or for the first time, after the statistics.
+        reread: x is loaded again after the statistics; else it stays in its slot.
+        relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
+        buffers: the one list of what is allocated in SBUF.
+        sbuf_bytes: total of that list per partition.
+    """
+
+    strategy: str
+    shape: tuple[int, int, int]
+    dtype: str
+    cores: int
+    split: str
+    group_channels: int
+    batch_bands: int
+    space_bands: int
+    lane_bands: int
+    ragged: bool
+    chunk: int
+    slots: int
+    late_slots: int
+    reread: bool
+    relu: bool
+    residual: bool
+    training: bool
+    need_y: bool
+    need_mask: bool
+    buffers: tuple[Buffer, ...]
+    sbuf_bytes: int
+
+
+@dataclass(frozen=True)
 class TransposedPlan(nl.NKIObject):
     """A backward launch of the strategy ``transposed``.
 

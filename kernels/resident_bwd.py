@@ -62,10 +62,11 @@ from nki_bn.kernels.sizing import ceil_div
 class Progress(nl.NKIObject):
     """How far each stage has come.
 
-    Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done. ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to be added
-    up, those whose coefficients are ``ready``, and the next one for each of the stages of dx. ``turn`` is the turn
-    under way, of which ``turned`` steps are done and ``pace`` are due at a time; at its end ``after`` jobs are ready.
-    Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have been read.
+    Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done. ``loaded`` and ``stored``
+    count visits. The others are numbers of jobs: the next one whose product is to be added up, those whose coefficients
+    are ``ready``, and the next one for each of the stages of dx. ``turn`` is the turn under way, which waits for
+    ``hold`` chances, of which ``turned`` steps are done and ``pace`` are due at a time; at its end ``after`` jobs are
+    ready. Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have been read.
     """
 
     eps: float

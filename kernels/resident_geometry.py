@@ -141,6 +141,17 @@ def tiles_of_unit(unit: Unit, columns: int) -> list[Tile]:
     return tiles
 
 
+def count_tiles(unit: Unit, columns: int) -> tuple[int, int]:
+    """How many tiles a unit has, and the width of the first, which is the widest."""
+    positions = unit.positions()
+    batches = unit.batches()
+    if positions <= columns:
+        together = columns // positions
+        return ceil_div(batches, together), min(together, batches) * positions
+    pieces = ceil_div(positions, columns)
+    return batches * pieces, ceil_div(positions, pieces)
+
+
 def steps_of(
     extent: Extent, set_channels: int, batch_bands: int, space_bands: int, columns: int, group_sets: int = 1
 ) -> list[Step]:
@@ -205,7 +216,7 @@ def add_group(
     partial = 0
     for i in range(len(units)):
         tiles = tiles_of_unit(units[i], columns)
-        together = sets_together(tiles, columns, sets, first.channels)
+        together = sets_together(len(tiles), tiles[0].width(), columns, sets, first.channels)
         start = 0
         while start < sets:
             count = min(together, sets - start)
@@ -240,11 +251,11 @@ def halved(tiles: list[Tile]) -> list[Tile]:
     return [first, second] + tiles[1:]
 
 
-def sets_together(tiles: list[Tile], columns: int, sets: int, channels: int) -> int:
-    """How many sets, of single channels, a chunk of ``columns`` columns takes; the tiles are those of one set."""
-    if len(tiles) > 1 or channels > 1:
+def sets_together(tiles: int, width: int, columns: int, sets: int, channels: int) -> int:
+    """How many sets, of single channels, a chunk of ``columns`` columns takes; one set has ``tiles``, of that width."""
+    if tiles > 1 or channels > 1:
         return 1
-    return max(min(columns // tiles[0].width(), sets), 1)
+    return max(min(columns // width, sets), 1)
 
 
 def moved_unit(unit: Unit, channels: int) -> Unit:

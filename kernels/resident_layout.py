@@ -10,11 +10,11 @@ from nki_bn.kernels.plan import Buffer, ResidentPlan, total_bytes
 from nki_bn.kernels.resident_geometry import (
     Extent,
     Step,
+    count_tiles,
     extent_of_core,
     set_of,
     sets_together,
     steps_in_bands,
-    tiles_of_unit,
     units_of,
 )
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
@@ -72,8 +72,8 @@ def plan_steps(plan: ResidentPlan, extent: Extent) -> list[Step]:
 class SetSize(nl.NKIObject):
     """What sets side by side take on one core: bands in use, and of these the fewest that a chunk takes.
 
-    ``columns``: of a slot, ``chunks``: of one set, ``all_chunks``: of all sets, ``set_columns``: of one set, ``widest``:
-    of one of its chunks.
+    ``columns``: of a slot, ``chunks``: of one set, ``all_chunks``: of all sets, ``set_columns``: of one set,
+    ``widest``: of one of its chunks.
     """
 
     bands: int
@@ -118,15 +118,13 @@ def set_size(extent: Extent, sets: int, bands: tuple[int, int], chunk: int) -> S
         in_use = units[i].lanes() // extent.channels
         most = max(most, in_use)
         fewest = min(fewest, in_use)
-        tiles = tiles_of_unit(units[i], chunk)
-        together = sets_together(tiles, chunk, sets, extent.channels)
-        chunks += len(tiles)
-        all_chunks += len(tiles) * ceil_div(sets, together)
-        for j in range(len(tiles)):
-            width = tiles[j].width()
-            columns = max(columns, together * width)
-            widest = max(widest, width)
-            set_columns += width
+        tiles, width = count_tiles(units[i], chunk)
+        together = sets_together(tiles, width, chunk, sets, extent.channels)
+        chunks += tiles
+        all_chunks += tiles * ceil_div(sets, together)
+        columns = max(columns, together * width)
+        widest = max(widest, width)
+        set_columns += units[i].batches() * units[i].positions()
     return SetSize(most, fewest, columns, chunks, all_chunks, set_columns, widest)
 
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
 from nki_bn.kernels.sizing import ceil_div, share_of
 
 
@@ -162,7 +169,7 @@ def output(needed: bool, shape: tuple[int, ...], dtype: str, name: str) -> nl.Nk
 
 
 def check_made_for(
-    plan: BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | TransposedForwardPlan,
+    plan: BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | ResidentForwardPlan | TransposedForwardPlan,
     shape: tuple[int, int, int],
     dtype: str,
 ) -> None:

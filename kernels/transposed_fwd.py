@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.column_blocks import Block, store_column
+from nki_bn.kernels.column_blocks import Block
 from nki_bn.kernels.columns import (
     BETA,
     GAMMA,
     MEAN,
-    SCRATCH,
     SHIFT,
     VAR,
     column,
@@ -30,10 +29,11 @@ from nki_bn.kernels.columns import (
     scale_and_shift,
     split_mean,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation, scaled, stopped
+from nki_bn.kernels.elementwise import pre_activation, rectify, scaled
 from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core, writes_columns
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
 from nki_bn.kernels.plan import TransposedForwardPlan, allocate
+from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import GROUP_PIECES, ceil_div
 from nki_bn.kernels.transposed_blocks import (
     Banks,
@@ -64,7 +64,9 @@ def transposed_forward(tensors: ForwardTensors, plan: TransposedForwardPlan, mom
     run_steps(work, steps_of(work.scope))
     if plan.training and writes_columns(plan):
         for i in range(len(ground.blocks)):
-            store_statistics(tensors, ground.blocks[i], momentum)
+            block = ground.blocks[i]
+            load_running(tensors, block.columns, block.channel, block.channels, block.sets, False)
+            store_statistics(tensors, block.columns, momentum, block.channel, block.channels, block.sets)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def finish_block(work: TransposedForward, step: Step, lanes: int) -> None:
         pieces = moments_at(work, work.pieces, step, lanes)
         nisa.bn_aggr(dst=columns[:, MEAN : VAR + 1, 0], data=pieces[:, 0 : 6 * len(work.widths)])
     if work.plan.split == "batch":
-        exchange_moments(columns, parts, values_per_core(work.tensors, work.plan))
+        exchange_moments(columns[:, MEAN : VAR + 1, 0], parts, values_per_core(work.tensors, work.plan.split))
 
 
 def turn(work: TransposedForward, step: Step) -> None:
@@ -249,12 +251,11 @@ def normalise(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:
     if plan.residual:
         residual = turned_part(work.banks.other, at, rows)
     pre_activation(value, x, residual, columns)
-    if plan.need_mask:
-        passed(turned_part(work.gate, at, rows), value)
     if plan.relu:
-        zero = turned_part(work.stopped, at, rows)
-        stopped(zero, value)
-        nisa.select_reduce(dst=y, predicate=zero, on_true=value, on_false=0.0, reverse_pred=True)
+        mask = None
+        if plan.need_mask:
+            mask = turned_part(work.gate, at, rows)
+        rectify(y, value, mask, turned_part(work.stopped, at, rows))
     else:
         nisa.activation(dst=y, op=nl.copy, data=value)
 
@@ -270,31 +271,3 @@ def store_results(work: TransposedForward, step: Step, at: int, rows: Rows) -> N
         store_rows(work.tensors.y, work.x_slots, step.visit, rows)
         if work.plan.need_mask:
             store_rows(work.tensors.mask, work.mask_slots, step.visit, rows)
-
-
-def store_statistics(tensors: ForwardTensors, block: Block, momentum: float) -> None:
-    """Mean and variance to HBM, and the running statistics if there are any."""
-    store_values(tensors.mean_out, block, MEAN)
-    store_values(tensors.var_out, block, VAR)
-    if tensors.running_mean != None:
-        batch, channels, spatial = tensors.x.shape
-        count = batch * spatial
-        blend(block, MEAN, momentum, tensors.running_mean, 1.0 - momentum)
-        store_values(tensors.running_mean_out, block, SCRATCH)
-        blend(block, VAR, momentum * (count / (count - 1)), tensors.running_var, 1.0 - momentum)
-        store_values(tensors.running_var_out, block, SCRATCH)
-
-
-def store_values(tensor: nl.NkiTensor, block: Block, at: int) -> None:
-    """One value per channel to a [C] tensor."""
-    store_column(tensor.reshape((tensor.size, 1)), block, at, False)
-
-
-def blend(block: Block, at: int, factor: float, running: nl.NkiTensor, old_factor: float) -> None:
-    """The scratch column = factor*column + old_factor*running."""
-    batch = column(block.columns, SCRATCH)
-    old = column(block.columns, SCRATCH + 1)
-    load_column(block.columns, SCRATCH + 1, running[nl.ds(block.channel, block.sets * block.channels)], 1, block.sets)
-    nisa.tensor_scalar(dst=old, data=old, op0=nl.multiply, operand0=old_factor)
-    nisa.tensor_scalar(dst=batch, data=column(block.columns, at), op0=nl.multiply, operand0=factor)
-    nisa.tensor_tensor(dst=batch, data1=batch, data2=old, op=nl.add)

@@ -18,7 +18,14 @@ from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
 if TYPE_CHECKING:
-    from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+    from nki_bn.kernels.plan import (
+        BackwardPlan,
+        ForwardPlan,
+        ResidentForwardPlan,
+        ResidentPlan,
+        TransposedForwardPlan,
+        TransposedPlan,
+    )
 
 _DEFAULT_OPTIONS = RunOptions()
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
@@ -62,7 +69,7 @@ class BackwardInputs:
 
 
 def run_forward(
-    inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan | TransposedForwardPlan
+    inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan
 ) -> tuple[Any, ...]:
     """(y [B, C, D, H, W], mean, var, running_mean, running_var [C], relu_mask like y); None for what is not made."""
     outputs: tuple[Any, ...] = _launch(*forward_call(inputs, problem, plan), problem, plan.sbuf_bytes)

@@ -9,10 +9,10 @@ from typing import Any
 from nki_bn.bench.roofline import minimum_bytes
 from nki_bn.hardware import load_target, load_timing
 from nki_bn.kernels.plan import total_bytes
-from nki_bn.layout_words import STRATEGIES, brief, layout_of, owned_part
+from nki_bn.layout_words import STRATEGIES, brief, owned_part, words_of
 from nki_bn.pipeline import Prediction
-from nki_bn.planner import INSTRUCTIONS, candidates
-from nki_bn.predict import TIMED, Candidate, Plan
+from nki_bn.planner import candidates
+from nki_bn.predict import INSTRUCTIONS, TIMED, Candidate, Plan
 from nki_bn.problem import BackwardProblem, Problem
 
 # Work that differs by less is no reason for a difference in time.
@@ -96,7 +96,7 @@ def explain(problem: Problem) -> Explanation:
         problem=problem,
         plan=plan,
         meaning=STRATEGIES[plan.strategy],
-        layout=layout_of(plan),
+        layout=words_of(plan),
         predicted_us=prediction.us,
         roofline_us=_roofline_us(problem),
         minimum_bytes=minimum_bytes(problem),

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
 from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.resident_layout import group_size, layout_of
+from nki_bn.kernels.resident_turn import combines_by_tensor
 from nki_bn.kernels.sizing import PARTITIONS, ceil_div, geometry_of, width_of
 from nki_bn.predict import Plan
-from nki_bn.predict_resident import chunks_of_group
+
+# Chunks that a share of an engine is counted in.
+_EIGHTHS = 8
 
 STRATEGIES = {
     "resident": "every element is read once and written once; one group of channels at a time stays in SBUF",
+    "reread": "two passes over one group of channels at a time; every element is read twice and written once",
     "staged": "two passes over tiles of 128 channels; the gradient that leaves SBUF in between is staged as bfloat16",
     "two_read": "two passes over tiles of 128 channels; x is read again where it leaves SBUF in between",
 }
 _SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "spatial": "half of the positions"}
 
 
-def layout_of(plan: Plan) -> dict[str, str]:
+def words_of(plan: Plan) -> dict[str, str]:
     """The layout as (what, how) in the order of reading."""
     words = {"cores": "1, with all of the work" if plan.cores == 1 else f"2, each with {_SPLITS[plan.split]}"}
     return words | (_resident(plan) if isinstance(plan, ResidentPlan) else _tiled(plan))
@@ -27,8 +32,8 @@ def brief(plan: Plan) -> str:
     """The free choices of a plan in a few words."""
     if isinstance(plan, ResidentPlan):
         return (
-            f"{plan.group_channels} channels a group, {plan.batch_bands} x {plan.space_bands} bands, "
-            f"chunks of {_widest(plan)}, {plan.slots} slots"
+            f"groups of {plan.group_sets} x {plan.set_channels} channels, {plan.batch_bands} x {plan.space_bands} "
+            f"bands, chunks of {_widest(plan)}, {plan.slots} slots, {_engines(plan)}"
         )
     return f"tiles of {plan.f_tile} columns, {plan.interleave} slots"
 
@@ -46,16 +51,45 @@ def owned_part(plan: Plan) -> float:
 
 def _resident(plan: ResidentPlan) -> dict[str, str]:
     owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
-    groups, chunks = ceil_div(owned, plan.group_channels), chunks_of_group(plan)
-    lanes = plan.lane_bands * plan.group_channels
+    sets, chunks = ceil_div(owned, plan.set_channels), group_size(plan.shape, plan.cores, layout_of(plan)).chunks
+    groups, lanes = ceil_div(sets, plan.group_sets), plan.lane_bands * plan.set_channels
     ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
     return {
-        "groups": f"{groups} on a core, of {plan.group_channels} channels",
+        "sets": f"{sets} on a core, of {plan.set_channels} channels, which lie on partitions together",
+        "groups": f"{groups} on a core, of {plan.group_sets} sets, which have their turn together",
         "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
         f"{lanes} of {PARTITIONS} partitions",
         "chunks": f"{chunks} a group, of at most {_widest(plan)} columns",
-        "slots": f"{plan.slots}, {ring}",
+        "slots": f"{plan.slots}, {ring}" if plan.strategy == "resident" else f"{plan.slots}",
+        "sums": _sums(plan),
+        "dx": _combinations(plan),
     }
+
+
+def _engines(plan: ResidentPlan) -> str:
+    """Who adds up, and what another engine takes over."""
+    share = f"{plan.eighths}/{_EIGHTHS}"
+    return f"Tensor adds, combines {share}" if plan.tensor_sums else f"Scalar adds, Vector {share} of dy"
+
+
+def _sums(plan: ResidentPlan) -> str:
+    """Which engines add up."""
+    if plan.tensor_sums:
+        return f"by Tensor, {plan.slice} columns at a time"
+    return f"by Scalar, but of dy in {plan.eighths} of {_EIGHTHS} chunks by Vector"
+
+
+def _combinations(plan: ResidentPlan) -> str:
+    """Which engines make dx of dy, x and the coefficients."""
+    if not plan.need_dx:
+        return "not needed"
+    if not plan.training:
+        return "by Scalar"
+    if not plan.folded:
+        return "by Scalar and Vector, which end it in turns"
+    term = f", the x-term in {plan.dtype}" if plan.fast else ""
+    tensor = f", but in {plan.eighths} of {_EIGHTHS} chunks by Tensor and Scalar" if combines_by_tensor(plan) else ""
+    return f"by Scalar and Vector{term}{tensor}"
 
 
 def _tiled(plan: BackwardPlan | ForwardPlan) -> dict[str, str]:

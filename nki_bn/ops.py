@@ -14,6 +14,7 @@ from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import (
     BackwardPlan,
     ForwardPlan,
+    ResidentForwardPlan,
     ResidentPlan,
     TransposedForwardPlan,
     TransposedPlan,
@@ -60,7 +61,7 @@ def batch_norm_fwd(
     save_relu_mask: bool = True,
     lnc: int | None = None,
     target: str = "trn2",
-    plan: ForwardPlan | TransposedForwardPlan | None = None,
+    plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None,
 ) -> BatchNormForward:
     """Batch norm, then the residual is added, then a ReLU. No input is written to, and none has to be contiguous.
 
@@ -131,7 +132,9 @@ def batch_norm_bwd(
         training: the statistics are those of the batch (True) or running ones (False).
         need: the outputs to compute, of "dx", "dgamma" and "dbeta".
         residual_grad: return the gradient of the residual as well.
-        precision: "high"; "fast" is not built yet.
+        precision: "high", or "fast" for float16 and bfloat16: the term of dx that depends on x may be rounded to the
+            dtype of x before dx is, which errs by up to half a unit in the last place of that term, beside the half
+            unit of dx. In float16 that term must not exceed 65504.
         lnc: physical cores to use; None is NEURON_LOGICAL_NC_CONFIG, else as many as the target's logical core has.
         target: "trn1", "trn2", "trn3" or an alias.
         plan: how to do it, from ``plan``; None lets the planner choose.
@@ -143,20 +146,21 @@ def batch_norm_bwd(
 
     Raises:
         TypeError: an argument is of the wrong type or dtype.
-        ValueError: an argument has a wrong value or shape.
-        NotImplementedError: precision="fast" is asked for.
+        ValueError: an argument has a wrong value or shape; precision is "fast" for float32.
     """
     case = BackwardCase(dy, x, mean, var, gamma, beta, eps, fuse_relu, relu_mask, training, residual)
     return run_backward(prepare_backward(case, need, residual_grad, precision, lnc, target), plan)
 
 
-def run_forward(request: ForwardRequest, plan: ForwardPlan | TransposedForwardPlan | None = None) -> BatchNormForward:
+def run_forward(
+    request: ForwardRequest, plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None
+) -> BatchNormForward:
     """The results of a checked forward, in the caller's shapes."""
     problem, inputs = request.problem, request.inputs
     asked = {"training": problem.training, "relu": problem.relu != "none", "residual": problem.residual}
     _check_plan(
         plan,
-        (ForwardPlan, TransposedForwardPlan),
+        (ForwardPlan, ResidentForwardPlan, TransposedForwardPlan),
         problem,
         asked | {"need_y": True, "need_mask": problem.relu == "mask"},
     )
@@ -178,6 +182,8 @@ def run_backward(
     asked = {"training": problem.training, "relu": problem.relu, "residual": problem.residual}
     asked |= {"folded": problem.dtype != "float32"} | {f"need_{name}": name in problem.need for name in GRADIENTS}
     _check_plan(plan, (BackwardPlan, ResidentPlan, TransposedPlan), problem, asked)
+    if getattr(plan, "fast", False) and problem.precision != "fast":
+        raise ValueError("plan has fast=True; accepted for this call: False, or precision 'fast'")
     outputs: Iterable[Array | None] = map(np.zeros_like, (inputs.dy, inputs.gamma, inputs.beta, inputs.dy))
     if problem.need and problem.count:
         outputs = execute.run_backward(inputs, problem, plan or plan_backward(problem))
@@ -214,20 +220,9 @@ def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dic
 
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
-    for field in (
-        "bands",
-        "f_tile",
-        "interleave",
-        "group_channels",
-        "batch_bands",
-        "space_bands",
-        "chunk",
-        "slots",
-        "group_blocks",
-        "tiles",
-        "positions",
-    ):
-        # Each strategy has some of them.
+    # Each strategy has some of them.
+    resident = ("set_channels", "group_sets", "batch_bands", "space_bands", "chunk", "slots", "late_slots")
+    for field in ("bands", "f_tile", "interleave", "group_channels", *resident, "group_blocks", "tiles", "positions"):
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"plan has {field}={size!r}; accepted: integers from 1 up")

@@ -13,7 +13,7 @@ import numpy as np
 
 from nki_bn import execute, ops, reference, tolerances
 from nki_bn.comparison import Comparison, compare
-from nki_bn.planner import plan_backward
+from nki_bn.planner import plan_backward, plan_forward
 from nki_bn.problem import DTYPES, GRADIENTS, Array, BackwardCase, ForwardCase, require_like
 from nki_bn.reference import BackwardReference, Float64, Result
 from nki_bn.requests import ForwardRequest, prepare_backward, prepare_forward
@@ -51,7 +51,8 @@ def verify_pair(
         back = backward_case(case, dy, made.mean, made.var, made.relu_mask)
         second = prepare_backward(back, residual_grad=case.residual is not None, lnc=lnc, target=target)
         gradients = ops.run_backward(second)
-    arithmetic = arithmetic_of(second.problem, plan_backward(second.problem), options)
+    narrow = arithmetic_of(request.problem, plan_forward(request.problem), options).narrow
+    arithmetic = replace(arithmetic_of(second.problem, plan_backward(second.problem), options), narrow=narrow)
     return Verification(request.problem, arithmetic, judge_pair(case, dy, (made.y, *gradients), arithmetic))
 
 
@@ -150,7 +151,10 @@ def _drift(case: BackwardCase, arithmetic: Arithmetic) -> _Drift:
 
 def _forward_error(case: BackwardCase, z: Result, arithmetic: Arithmetic) -> Float64:
     low = tolerances.low_part(case.mean, case.var, case.eps, arithmetic)
-    return tolerances.pre_activation_error(z, case.gamma, low, arithmetic)
+    error = tolerances.pre_activation_error(z, case.gamma, low, arithmetic)
+    if arithmetic.narrow:
+        error += tolerances.narrow_error(case.x, case.mean, case.var, case.gamma, case.eps)
+    return error
 
 
 def _magnitude(gamma: Array | None, like: Float64) -> Float64:

@@ -36,6 +36,7 @@ class Prediction:
         instructions: what the core executes; a DMA counts as one.
         busy: ns at work by engine; "dma" is the busiest DMA engine when nothing slows it down.
         loaded, stored: bytes that the core moves from and to HBM.
+        moving: ns that this takes with the core's share of HBM.
     """
 
     ns: float
@@ -43,6 +44,7 @@ class Prediction:
     busy: dict[str, float]
     loaded: int
     stored: int
+    moving: float
 
     @property
     def us(self) -> float:
@@ -56,19 +58,25 @@ class Prediction:
         return longest if self.busy[longest] >= 0.5 * self.ns else "latency"
 
     def prolonged(self, earlier: Prediction, later: Prediction, times: float) -> Prediction:
-        """This and ``times`` what lies between two others: a steady state that goes on for longer."""
+        """This and ``times`` what lies between two others: a steady state that goes on for longer.
+
+        Its busiest engine, or HBM, has no time to spare, although a short run may make up for what its start has lost.
+        """
+        busy = {name: later.busy[name] - earlier.busy[name] for name in self.busy}
+        moving = later.moving - earlier.moving
         return Prediction(
-            self.ns + times * (later.ns - earlier.ns),
+            self.ns + times * max(later.ns - earlier.ns, moving, *busy.values()),
             round(self.instructions + times * (later.instructions - earlier.instructions)),
-            {name: time + times * (later.busy[name] - earlier.busy[name]) for name, time in self.busy.items()},
+            {name: time + times * busy[name] for name, time in self.busy.items()},
             round(self.loaded + times * (later.loaded - earlier.loaded)),
             round(self.stored + times * (later.stored - earlier.stored)),
+            self.moving + times * moving,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be used."""
+    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results are seen."""
 
     count: int
     busy: float
@@ -198,7 +206,10 @@ class Pipeline:
         self._next_trigger = 0.0
         self._next_aside = 0.0
         self._arrived = 0.0
+        self._paused = 0.0
+        self._aside = 0.0
         self._served = 0.0
+        self._moving = 0.0
         self._loaded = 0
         self._stored = 0
 
@@ -230,24 +241,30 @@ class Pipeline:
         self._loaded += transfer.nbytes
         return self._move(transfer, ready, self._dma.first_load)
 
-    def load_aside(self, transfer: Transfer) -> float:
-        """A DMA from HBM that Scalar triggers at the start, past the queue of Sync."""
+    def load_aside(self, transfer: Transfer, turns: float) -> float:
+        """A DMA from HBM that Scalar triggers at the start, past the queue of Sync.
+
+        The two queues take turns by runs: ``turns`` is what those of the other take, unless it runs empty before.
+        """
+        begun = max(self._trigger_aside(transfer, 0.0) + self._dma.first_load, self._aside)
         self._loaded += transfer.nbytes
-        return self._aside(transfer, 0.0, self._dma.first_load)
+        self._aside = begun + transfer.work + min(turns, max((self._paused or self._served) - begun, 0.0))
+        self._served += transfer.work
+        return self._finish(self._aside + self._dma.completion)
 
     def store_aside(self, transfer: Transfer, ready: float) -> float:
-        """A DMA to HBM that Scalar triggers, past the queue of Sync."""
+        """A DMA to HBM that Scalar triggers, past the queue of Sync; beside it, it takes about twice its time."""
         self._stored += transfer.nbytes
-        return self._aside(transfer, ready, self._dma.first_store)
+        start = self._trigger_aside(transfer, ready)
+        return self._finish(start + self._dma.first_store + 2 * transfer.work + self._dma.completion)
 
-    def _aside(self, transfer: Transfer, ready: float, first: float) -> float:
+    def _trigger_aside(self, transfer: Transfer, ready: float) -> float:
         start = max(self._free[SCALAR], self._next_aside, ready)
         self._next_aside = start + self._dma.spacing
         self._free[SCALAR] = start + self._dma.hardware_trigger
         self._busy[SCALAR] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
-        # Queues take turns by descriptor, so that a short transfer takes about twice its time beside a long one.
-        return self._finish(start + first + 2 * transfer.work + self._dma.completion)
+        return start
 
     def store(self, transfer: Transfer, ready: float = 0.0) -> float:
         """A DMA to HBM of what is there at ``ready``; when it has ended."""
@@ -263,7 +280,7 @@ class Pipeline:
 
     def prediction(self) -> Prediction:
         """The figures of what has run."""
-        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored)
+        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored, self._moving)
 
     def _move(self, transfer: Transfer, ready: float, first: float) -> float:
         start = max(self._free[SYNC], self._next_trigger, ready)
@@ -272,7 +289,10 @@ class Pipeline:
         self._busy[SYNC] += self._dma.hardware_trigger
         self._busy[DMA] += transfer.work
         self._arrived = max(start + first, self._arrived)
+        if self._arrived > self._served and self._paused == 0:
+            self._paused = self._served
         self._served = max(self._served, self._arrived) + transfer.shared
+        self._moving += transfer.shared
         return self._finish(self._served + self._dma.completion)
 
     def _finish(self, done: float) -> float:

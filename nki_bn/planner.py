@@ -12,16 +12,22 @@ from functools import lru_cache
 
 from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.pipeline import Prediction
-from nki_bn.predict import Candidate, Plan, predict
+from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_forward_planner import best_resident_forward
 from nki_bn.resident_planner import resident_candidates
-from nki_bn.transposed_planner import SHORT_ROW, best_transposed
+from nki_bn.transposed_planner import SHORT_ROW, best_transposed, predicted_us
 
-# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
-INSTRUCTIONS = 20_000
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
 
@@ -44,21 +50,40 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
     backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
     if isinstance(problem, ForwardProblem):
-        return tuple(sorted([*_transposed(problem), _predicted(plan_two_read(problem))], key=_rank))
+        return tuple(sorted(_forward_candidates(problem), key=_rank))
     if not isinstance(problem, BackwardProblem):
         raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
     found = _backward_candidates(replace(problem, need=OUTPUTS))
     if problem.need == OUTPUTS:
         return found
-    return tuple(_predicted(_with_outputs(problem, candidate.plan)) for candidate in found)
+    return tuple(_predicted(problem, _with_outputs(problem, candidate.plan)) for candidate in found)
+
+
+def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
+    """Of ``reread`` only where no layout of ``resident`` fits."""
+    found = [*_resident_forward(problem), *_transposed(problem)] if problem.count else []
+    if not found or fits(problem, _budget(problem, None)):
+        found.append(_predicted(problem, plan_two_read(problem)))
+    return found
+
+
+def _resident_forward(problem: ForwardProblem) -> list[Candidate]:
+    best = best_resident_forward(problem, False) or best_resident_forward(problem, True)
+    return [] if best is None else [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0, 0.0))]
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
-    found = resident_candidates(problem) if problem.count else []
-    if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(plan_staged(problem)))
+    if not problem.count:
+        return (_predicted(problem, plan_staged(problem)),)
+    found = resident_candidates(problem)
+    staged = [_predicted(problem, plan_staged(problem))] if fits(problem, _budget(problem, None)) else []
+    best = min((*found, *staged), key=_rank, default=None)
+    if not found or (best in staged and any(buffer.name == "staged" for buffer in staged[0].plan.buffers)):
+        # Data leaves SBUF between the phases at any rate.
+        found += resident_candidates(problem, strategy="reread")
+    # If nothing fits, what is wrong with staged is the error.
     found += _transposed(problem)
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(found + staged, key=_rank)) or (_predicted(problem, plan_staged(problem)),)
 
 
 def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
@@ -68,7 +93,9 @@ def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
     return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
 
 
-def _predicted(chosen: Plan) -> Candidate:
+def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candidate:
+    if isinstance(chosen, TransposedPlan | TransposedForwardPlan):
+        return Candidate(chosen, Prediction(predicted_us(problem, chosen) * 1e3, 0, {}, 0, 0, 0.0))
     return Candidate(chosen, predict(chosen))
 
 
@@ -78,10 +105,12 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     return over, prediction.instructions if over else prediction.ns
 
 
-def plan_forward(problem: ForwardProblem) -> ForwardPlan | TransposedForwardPlan:
+def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan | TransposedForwardPlan:
     """The plan of a forward pass: the candidate with the least predicted time."""
     chosen = plan(problem)
-    assert isinstance(chosen, ForwardPlan | TransposedForwardPlan), "a forward problem has a forward plan"
+    assert isinstance(chosen, ForwardPlan | ResidentForwardPlan | TransposedForwardPlan), (
+        "a forward problem has a forward plan"
+    )
     return chosen
 
 
@@ -115,7 +144,7 @@ def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
     best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
     if best is None:
         return []
-    return [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0))]
+    return [_predicted(problem, best.plan)]
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -8,14 +8,25 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nki_bn.hardware import Timing, load_timing
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
 from nki_bn.pipeline import Prediction
 from nki_bn.predict_resident import predict_resident
 from nki_bn.predict_staged import predict_staged
 from nki_bn.predict_two_read import predict_two_read
 
-Plan: TypeAlias = BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | TransposedForwardPlan
+Plan: TypeAlias = (
+    BackwardPlan | ResidentPlan | TransposedPlan | ForwardPlan | ResidentForwardPlan | TransposedForwardPlan
+)
 
+# Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
+INSTRUCTIONS = 20_000
 # The one target with timing parameters; plans for the others are compared by them too.
 TIMED = "trn2"
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline
+from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline, Transfer
 
 COLUMN_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of ``groups`` channel groups on ``lanes`` partitions, worked on by one core."""
+    """Columns of ``groups`` channel groups on ``lanes`` partitions, worked on by one core.
+
+    ``contiguous``: a group is one channel, so that the values of a partition follow each other in memory.
+    """
 
     pipeline: Pipeline
     paces: Paces
     lanes: int
     groups: int = 1
-    single: bool = False
+    contiguous: bool = False
 
     def load(self, ready: float = 0.0) -> float:
         """One column from HBM."""
-        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
-        return self.pipeline.load(transfer, ready)
+        return self.pipeline.load(self._transfer(), ready)
 
     def store(self, ready: float) -> float:
         """One column to HBM."""
-        transfer = self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups)
-        return self.pipeline.store(transfer, ready)
+        return self.pipeline.store(self._transfer(), ready)
 
     def vector(self, ready: float, tiles: int = 1) -> float:
         """An instruction of Vector on one column, or on two."""
@@ -39,17 +40,20 @@ class Columns:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
-    def load_aside(self) -> float:
-        """One column from HBM, triggered by Scalar; values of groups of one channel are neighbours there."""
-        runs = 1 if self.single else self.groups
-        transfer = self.paces.transfer(self.lanes, runs, COLUMN_BYTES * self.groups)
-        return self.pipeline.load_aside(transfer)
+    def load_aside(self, beside: float) -> float:
+        """One column from HBM, triggered by Scalar; ``beside``: ns of a run of the transfers in the queue of Sync."""
+        rows = min(self.lanes, self.paces.timing.dma.partitions_per_engine)
+        return self.pipeline.load_aside(self._transfer(), rows * self._runs() * beside)
+
+    def _runs(self) -> int:
+        return 1 if self.contiguous else self.groups
+
+    def _transfer(self) -> Transfer:
+        return self.paces.transfer(self.lanes, self._runs(), COLUMN_BYTES * self.groups)
 
     def store_aside(self, ready: float) -> float:
         """One column to HBM, triggered by Scalar."""
-        return self.pipeline.store_aside(
-            self.paces.transfer(self.lanes, self.groups, COLUMN_BYTES * self.groups), ready
-        )
+        return self.pipeline.store_aside(self._transfer(), ready)
 
     def split(self, mean: float) -> float:
         """hi, lo and -hi of a mean that is there; when hi can be used."""
@@ -70,11 +74,9 @@ class Columns:
     def _reciprocal_root(self, variance: float) -> float:
         value = self.vector(variance)
         root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
-        near_one = self.vector(root, 2)
-        near_one = self.vector(near_one, 2)
-        step = self.vector(near_one)
-        self.vector(step, 2)
-        flag = self.vector(near_one)
+        product = self.vector(self.vector(root, 2), 2)
+        self.vector(product, 2)
+        flag = self.vector(product)
         predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
 

@@ -6,25 +6,31 @@ The methods have the names and the order of the kernel's functions: what changes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from nki_bn.hardware import Timing
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
-from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts, units_of
 from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
 from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
-from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
+from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
-# Groups that are run at least when there are more, and chunks; half of them more tell what further groups add.
-GROUPS = 6
-CHUNKS = 40
+# Groups and chunks that are run at least when there are more. Whole groups of a multiple of so many chunks, on top of
+# those, tell what further groups add.
+GROUPS = 3
+CHUNKS = 16
+MORE_CHUNKS = 8
+# Chunks of a set of ``reread`` that are run when there are more; again so many more tell what further ones add.
+SET_CHUNKS = 8
 
 
 def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
@@ -38,13 +44,44 @@ def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
 
 def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
     """The prediction for a core that owns ``extent``."""
+    few, more = (_with_fewer_chunks(plan, extent, count) for count in (SET_CHUNKS, SET_CHUNKS + MORE_CHUNKS))
+    columns = [_columns(plan, part) for part in (few, more, extent)]
+    if plan.strategy == "resident" or columns[0] == columns[1] or columns[1] == columns[2]:
+        return _over_groups(plan, extent, timing)
+    short, long = (_over_groups(plan, part, timing) for part in (few, more))
+    return long.prolonged(short, long, (columns[2] - columns[1]) / (columns[1] - columns[0]))
+
+
+def _with_fewer_chunks(plan: ResidentPlan, extent: Extent, count: int) -> Extent:
+    """As much of every channel as ``count`` chunks hold, or all."""
+    positions = max(extent.length // plan.space_bands, 1)
+    batches, length = extent.batches, extent.length
+    if positions <= plan.chunk:
+        batches = min(batches, plan.batch_bands * (plan.chunk // positions) * count)
+    else:
+        pieces = ceil_div(positions, plan.chunk)
+        batches = min(batches, plan.batch_bands * max(count // pieces, 1))
+        length = min(length, plan.space_bands * ceil_div(positions, pieces) * count)
+    return Extent(extent.channel, extent.channels, extent.batch, batches, extent.start, length)
+
+
+def _columns(plan: ResidentPlan, extent: Extent) -> int:
+    """Columns of a set."""
+    units = units_of(extent, plan.batch_bands, plan.space_bands)
+    return sum(unit.batches() * unit.positions() for unit in units)
+
+
+def _over_groups(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
+    """The prediction for all groups of a core that owns ``extent``."""
     channels = plan.set_channels * plan.group_sets
     groups = ceil_div(extent.channels, channels)
     paces = Paces(timing, plan.cores - 1)
-    few = max(GROUPS, ceil_div(CHUNKS, group_size(plan.shape, plan.cores, layout_of(plan)).chunks))
-    # An even number, since the shares of the engines alternate between groups.
-    few += few % 2
-    more = few // 2 + few // 2 % 2
+    shape = (extent.batches, plan.shape[1], extent.length)
+    chunks = group_size(shape, 1, layout_of(replace(plan, split="none"))).chunks
+    # Loads run ahead until the ring is full, and only then does every group take as long as the one before.
+    few = max(GROUPS, ceil_div(CHUNKS, chunks), ceil_div(plan.slots, chunks) + 1)
+    # Engines share chunks in turns of eight, which matters where those are few.
+    more = min(MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks), ceil_div(2 * MORE_CHUNKS, chunks))
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
     short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()
@@ -97,10 +134,11 @@ class _Run:
         self.turn: tuple[Step, list[float]] | None = None
         self.turned = self.pace = self.after = 0
         self.coefficients: dict[int, float] = {}
-        self.dgamma = 0.0
+        self.dbeta = self.dgamma = 0.0
 
     def run(self) -> Prediction:
         """The order of ``resident_gradients``."""
+        self.allocate_work()
         if self.visits:
             self.load_ahead(0)
         columns = [self._loaded_columns(channels, sets) for channels, sets in self.blocks()]
@@ -121,6 +159,16 @@ class _Run:
             self.store_blocks()
         return self.pipeline.prediction()
 
+    def allocate_work(self) -> None:
+        """What is filled before anything is loaded."""
+        filled = {"partials", "ones", "wide ones"}
+        for buffer in self.plan.buffers:
+            if buffer.name in filled:
+                for _ in range(buffer.count):
+                    self.pipeline.run(VECTOR, self.paces.vector("memset", buffer.columns))
+        if self.combines:
+            self.pipeline.run(GPSIMD, self.paces.gpsimd(PARTITIONS))
+
     def blocks(self) -> list[tuple[int, int]]:
         """(channels, sets) of all whole sets, and of a smaller last one."""
         whole, rest = divmod(self.whole.channels, self.plan.set_channels)
@@ -129,12 +177,15 @@ class _Run:
 
     def bands(self, channels: int) -> int:
         """Bands that sets of this many channels use."""
-        return self.plan.last_lane_bands if channels < self.plan.set_channels else self.plan.lane_bands
+        last = channels < self.plan.set_channels
+        return int(self.plan.last_lane_bands if last else self.plan.lane_bands)
 
     def _loaded_columns(self, channels: int, sets: int) -> tuple[Columns, list[float]]:
         columns = Columns(self.pipeline, self.paces, self.bands(channels) * channels, sets, channels == 1)
         count = 4 if self.plan.relu == "recompute" else 3
-        there = [columns.load_aside() for _ in range(count)]
+        # The first is beside the chunks that begin gently.
+        visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
+        there = [columns.load_aside(self.run_of(visit.step)) for visit in visits]
         self.centered = max(self.centered, columns.split(there[0]))
         return columns, there
 
@@ -150,7 +201,6 @@ class _Run:
             self.started = max(self.started, done[-1])
 
         def root() -> None:
-            step(1)
             done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
 
         def scale() -> None:
@@ -159,11 +209,11 @@ class _Run:
 
         share = (1, 1) if needs_input_sums(self.plan) else ()
         return [
+            partial(step, 1),
             root,
             partial(step, 2),
             partial(step, 2),
-            partial(step, 1, 1),
-            partial(step, 2),
+            partial(step, 2, 1),
             partial(step, 1),
             scale,
             partial(step, *share),
@@ -182,18 +232,26 @@ class _Run:
         if self.shared and not self.first:
             return
         for channels, sets in self.blocks():
-            columns = Columns(self.pipeline, self.paces, channels, sets)
-            for needed in (self.plan.need_dbeta, self.plan.need_dgamma):
+            columns = Columns(self.pipeline, self.paces, channels, sets, channels == 1)
+            for needed, ready in ((self.plan.need_dbeta, self.dbeta), (self.plan.need_dgamma, self.dgamma)):
                 if needed:
-                    columns.store_aside(self.dgamma)
+                    columns.store_aside(ready)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
-        length, batches, sets = step.tile.length, step.tile.batches, step.sets
-        whole = length == self.plan.shape[2] and (
-            self.plan.shape[1] == 1 or (batches == 1 and step.unit.extent.channels == 1)
-        )
-        runs = 1 if whole else batches * sets
-        return self.paces.transfer(step.unit.lanes(), runs, length * batches * sets * itemsize)
+        elements = step.tile.length * step.tile.batches * step.sets
+        return self.paces.transfer(step.unit.lanes(), self.runs_of(step), elements * itemsize)
+
+    def runs_of(self, step: Step) -> int:
+        """Pieces of a partition that lie apart in memory."""
+        shape, batches = self.plan.shape, step.tile.batches
+        apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
+        return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
+
+    def run_of(self, step: Step) -> float:
+        """ns of one such piece on a DMA engine."""
+        dma = self.paces.timing.dma
+        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / self.runs_of(step)
+        return float(dma.descriptor + nbytes / dma.rate)
 
     def load_ahead(self, at: int) -> None:
         self.load_into_free(1)
@@ -352,7 +410,8 @@ class _Run:
         lanes = self.bands(step.unit.extent.channels) * step.unit.extent.channels
         columns = Columns(self.pipeline, self.paces, lanes, step.group_sets)
         if number < 3:
-            done.append(self.sums_step(step, columns, done[-1], number))
+            self.dbeta = self.sums_step(step, columns, done[-1], number)
+            done.append(self.dbeta)
             return
         second = {3: needs_input_sums(self.plan), 7: self.combines, 8: self.combines}.get(number, False)
         done.append(columns.vector(done[-1], 2))
@@ -396,7 +455,7 @@ class _Run:
     def on_tensor(self, at: int) -> bool:
         if not self.combines or self.jobs[at].step.group > self.drained:
             return False
-        return at * self.plan.eighths % 8 < self.plan.eighths
+        return bool(at * self.plan.eighths % 8 < self.plan.eighths)
 
     def prepare_ahead(self) -> None:
         while len(self.prepared) < self.ready and len(self.prepared) <= len(self.combined) + 1:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from nki_bn.hardware import Timing
 from nki_bn.kernels.plan import BackwardPlan, ForwardPlan
 from nki_bn.kernels.resident_geometry import extent_of_core
-from nki_bn.kernels.sizing import CHUNK_COLUMNS, PARTITIONS, ceil_div
+from nki_bn.kernels.sizing import BLOCK_TILES, CHUNK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.pipeline import Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import Columns
 
 # Channel tiles, and tiles beyond those in slots, that are run when there are more; and how many more, to see what they
 # add.
 CHANNEL_TILES, MORE_CHANNEL_TILES = 2, 1
+# Channel tiles in slots at a time, beyond which more change nothing.
+MOST_CHANNEL_TILES = 64
 TILES, MORE_TILES = 8, 4
 
 
@@ -30,12 +32,14 @@ class Walk:
         bands: partitions per channel.
         tiles: (batches, positions) of each tile.
         channels: channels of each channel tile, on this core and on the other.
+        block: channel tiles, at most, whose columns the backward makes together.
         contiguous: the batches of a channel follow each other in memory.
     """
 
     bands: int
     tiles: tuple[tuple[int, int], ...]
     channels: tuple[tuple[int, int], ...]
+    block: int
     contiguous: bool
 
     def chunks(self, at: int, columns: int = CHUNK_COLUMNS) -> list[int]:
@@ -46,7 +50,19 @@ class Walk:
 
 
 def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Prediction]) -> Prediction:
-    """The prediction of ``run`` over all tiles of a plan, extrapolated where there are many."""
+    """The prediction of ``run`` for the slower core.
+
+    That is core 0, or the one with a smaller last channel tile, whose columns are a block of their own.
+    """
+    channels = plan.shape[1]
+    found = _predicted(plan, 0, run)
+    if plan.split != "channel" or channels % PARTITIONS == 0 or ceil_div(channels, PARTITIONS) % plan.cores > 0:
+        return found
+    return max(found, _predicted(plan, 1, run), key=lambda prediction: prediction.ns)
+
+
+def _predicted(plan: BackwardPlan | ForwardPlan, core: int, run: Callable[[Walk], Prediction]) -> Prediction:
+    """The prediction of ``run`` over all tiles of a core, extrapolated where there are many."""
     _, channels, positions = plan.shape
     extent = extent_of_core(plan.shape, "none" if plan.split == "channel" else plan.split, 0, plan.cores)
     batches, length = extent.batches // plan.bands, extent.length
@@ -58,17 +74,23 @@ def predict_walk(plan: BackwardPlan | ForwardPlan, run: Callable[[Walk], Predict
     def over_tiles(count: int) -> Prediction:
         tiles = tuple(_tile(batches, length, plan.f_tile, at) for at in range(total - count, total))
 
-        def over_channels(number: int) -> Prediction:
-            walked = tuple(_channels_at(plan, at, owned) for at in range(owned - number, owned))
-            return run(Walk(plan.bands, tiles, walked, channels == 1 and length == positions))
+        def over_channels(number: int, block: int = BLOCK_TILES) -> Prediction:
+            walked = tuple(_channels_at(plan, at, owned, core) for at in range(owned - number, owned))
+            return run(Walk(plan.bands, tiles, walked, block, channels == 1 and length == positions))
 
-        return _extrapolated(over_channels, owned, CHANNEL_TILES, MORE_CHANNEL_TILES)
+        # The slots hold the tiles of several channel tiles, if those have few.
+        few = CHANNEL_TILES + min(plan.interleave // count, MOST_CHANNEL_TILES)
+        found = _extrapolated(over_channels, owned, few, MORE_CHANNEL_TILES)
+        blocks = ceil_div(owned, BLOCK_TILES) - ceil_div(min(owned, few + MORE_CHANNEL_TILES), BLOCK_TILES)
+        if blocks > 0:
+            found = found.prolonged(over_channels(2, 2), over_channels(2, 1), blocks)
+        return found
 
     return _extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
 
 
-def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple[int, int]:
-    """Channels of channel tile ``at`` of the ``tiles`` of core 0, and what the other core works on meanwhile."""
+def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int, core: int) -> tuple[int, int]:
+    """Channels of channel tile ``at`` of the ``tiles`` of a core, and what the other core works on meanwhile."""
     channels = plan.shape[1]
 
     def size(tile: int) -> int:
@@ -77,7 +99,9 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int) -> tuple
 
     if plan.cores == 1:
         return size(at), 0
-    return size(at), size(at + tiles) if plan.split == "channel" else size(at)
+    if plan.split != "channel":
+        return size(at), size(at)
+    return size(at + core * tiles), size(at + (1 - core) * tiles)
 
 
 def _extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
@@ -109,24 +133,32 @@ class TileRun:
     def __init__(self, plan: BackwardPlan | ForwardPlan, walk: Walk, timing: Timing) -> None:
         self.walk = walk
         self.timing = timing
-        self.paces = Paces(timing, 0)
+        self._paces: dict[float, Paces] = {}
         self.pipeline = Pipeline(timing)
         self.depth = plan.interleave
         self.ahead = min(1, plan.interleave - 1)
-        self.channels = 0
+        self.take(0)
         self.shared = plan.split in ("batch", "spatial")
 
     def channel_tiles(self) -> Iterator[int]:
         """Each channel tile in turn becomes the one at work."""
-        for mine, others in self.walk.channels:
-            self.channels = mine
-            # Fewer partitions use fewer DMA engines, and leave more of HBM to this core.
-            self.paces = Paces(self.timing, others / mine)
-            yield mine
+        for at in range(len(self.walk.channels)):
+            self.take(at)
+            yield self.channels
 
-    def columns(self) -> Columns:
-        """The columns of the channel tile at work."""
-        return Columns(self.pipeline, self.paces, self.channels * self.walk.bands)
+    def take(self, at: int) -> None:
+        """Channel tile ``at`` becomes the one at work."""
+        mine, others = self.walk.channels[at]
+        self.channels = mine
+        # Fewer partitions use fewer DMA engines, and leave more of HBM to this core.
+        share = others / mine
+        if share not in self._paces:
+            self._paces[share] = Paces(self.timing, share)
+        self.paces = self._paces[share]
+
+    def columns(self, groups: int = 1) -> Columns:
+        """The columns of the channel tile at work, or of as many like it."""
+        return Columns(self.pipeline, self.paces, self.channels * self.walk.bands, groups)
 
     def transfer(self, at: int, itemsize: int) -> Transfer:
         """The DMA of tile ``at`` of the channel tile at work."""

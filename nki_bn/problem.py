@@ -31,6 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 OUTPUTS = ("dx", "dgamma", "dbeta")
 GRADIENTS = (*OUTPUTS, "dresidual")
 RELU_MODES = ("none", "mask", "recompute")
+PRECISIONS = ("high", "fast")
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 # What a signed 64-bit integer holds: sizes in bytes, and counts of batches.
@@ -124,7 +125,7 @@ class BackwardProblem(Problem):
 
     Args:
         need: the outputs to compute, a part of ``GRADIENTS`` in that order.
-        precision: "high".
+        precision: "high", or for 16-bit dtypes "fast": dx may round its x-term to the dtype of x.
     """
 
     need: tuple[str, ...] = OUTPUTS
@@ -132,7 +133,7 @@ class BackwardProblem(Problem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_precision(self.precision)
+        check_precision(self.precision, self.dtype)
         if self.residual and self.relu != "recompute":
             raise ValueError(f"residual is True with relu {self.relu!r}; accepted: True with relu 'recompute', False")
         object.__setattr__(self, "need", needed_outputs(self.need, GRADIENTS))
@@ -312,11 +313,11 @@ def _finite(value: float) -> bool:
         return bool(np.isfinite(np.float32(value)))
 
 
-def check_precision(precision: str) -> None:
-    """Refuse a precision other than "high"; "fast" is known and not built."""
-    if precision == "fast":
-        raise NotImplementedError('precision="fast" is not built yet; accepted: "high"')
-    _check_choice("precision", precision, ("high",))
+def check_precision(precision: str, dtype: str) -> None:
+    """Refuse an unknown precision, and "fast" where nothing would be faster."""
+    _check_choice("precision", precision, PRECISIONS)
+    if precision == "fast" and dtype == "float32":
+        raise ValueError("precision is 'fast' with float32; accepted: 'fast' with 16-bit dtypes, 'high' with all")
 
 
 def _check_choice(name: str, value: object, accepted: Sequence[str]) -> None:

@@ -12,29 +12,65 @@ from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.pipeline import Paces
 from nki_bn.predict import TIMED
 
-# From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting for
-# the one before); the last store.
+# From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting
+# for the one before); the last store.
 START_NS = 4400.0
 TURN_CHAIN_NS = 3500.0
 TURN_VECTOR_NS = 1100.0
+# What a turn with transposes holds up the other work in a group of a single chunk. It is spread over the chunks of the
+# next group: with so many more nothing is held up.
+TURN_STALL_NS = 1500.0
+SPREAD_CHUNKS = 5
+# Groups whose slots a ring has room for, besides one chunk.
+RING_GROUPS = 4
+# Chunks that are on their way in or out, or between engines, beside those of the two groups under way: with fewer slots
+# the phases do not overlap, and then loads and stores wait as well.
+PASSING_CHUNKS = 7
+SERIAL = 1.5
 END_NS = 2800.0
+# Instructions of a chunk: DMAs, product, sums, combination; and of a turn.
+JOB_INSTRUCTIONS = 8
+TURN_INSTRUCTIONS = 16
+# Shares of engines are counted in eighths of the chunks.
+EIGHTHS = 8
 
 
-def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> float:
+def estimated_us(task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> float:
     """Modelled time in microseconds: the busiest engine per group, and the ends of the pipeline.
 
     The first group is loaded and added up alone, the last one combined and stored alone. Between them both phases share
     the engines, as far as the ring has room for a second group. A turn costs Vector some short instructions, and at the
-    end its whole chain of dependent steps.
+    end its whole chain of dependent steps. Phases of ``reread`` come one after the other.
     """
-    rates = GroupCost.of(task, layout, size)
+    rates = GroupCost.of(task, layout, size, strategy)
     owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
     groups = owned / (layout.set_channels * layout.group_sets)
-    overlap = min(max(layout.slots - size.chunks, 0) / size.chunks, 1.0)
-    inner = overlap * rates.both + (1 - overlap) * (rates.first + rates.last + TURN_CHAIN_NS)
+    overlap = min(max(layout.slots - size.chunks, 0) / (size.chunks + PASSING_CHUNKS), 1.0)
+    stall = 0.0 if layout.tensor_sums else TURN_STALL_NS * max(1 - (size.chunks - 1) / SPREAD_CHUNKS, 0.0)
+    serial = SERIAL * (rates.first + rates.last + TURN_CHAIN_NS)
+    inner = overlap * (rates.both + stall) + (1 - overlap) * serial
+    if strategy == "reread":
+        inner = rates.first + rates.last + TURN_CHAIN_NS
     ends = START_NS + TURN_CHAIN_NS + END_NS
     total: float = rates.first + rates.last + max(groups - 1, 0) * inner + ends
     return total / 1000
+
+
+def estimated_instructions(task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> float:
+    """Instructions of a core: of all jobs, with their share of DMAs, and of turns."""
+    owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
+    sets = owned / layout.set_channels
+    job = JOB_INSTRUCTIONS
+    if layout.tensor_sums:
+        share = layout.eighths / EIGHTHS
+        job += 2 * ceil_div(size.widest, slice_of(size.widest, size.set_columns))
+        job += share * (3 * ceil_div(size.widest, BANK_COLUMNS))
+    return float(sets * (size.set_columns / size.widest * job + TURN_INSTRUCTIONS / layout.group_sets))
+
+
+def wanted_slots(chunks: int) -> int:
+    """Slots for a group of ``chunks`` chunks beyond which more do not help."""
+    return max(RING_GROUPS * chunks + 1, 2 * chunks + PASSING_CHUNKS + 2)
 
 
 @dataclass(frozen=True)
@@ -46,7 +82,7 @@ class GroupCost:
     both: float
 
     @classmethod
-    def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize) -> GroupCost:
+    def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> GroupCost:
         """The cost of a full group of a layout."""
         paces = Paces(load_timing(TIMED), task.cores - 1)
         jobs = size.set_columns / size.widest * layout.group_sets
@@ -62,9 +98,10 @@ class GroupCost:
         one = paces.transfer(size.lanes, descriptors, size.columns * itemsize).shared
         moved = size.set_columns * layout.group_sets / size.columns
         trigger = paces.timing.dma.spacing
+        again = 2 if strategy == "reread" else 0
         return cls(
             first=max(jobs * max(first), moved * max(tensors * one, 2 * trigger)),
-            last=max(jobs * max(last), moved * max(one, trigger)),
+            last=max(jobs * max(last), (1 + again) * moved * max(one, trigger)),
             both=max(*together, moved * max((tensors + 1) * one, 3 * trigger)),
         )
 
@@ -85,7 +122,7 @@ def _sum_engines(
         products = paces.products(width, some, 1, wide).busy + paces.products(width, some, 1, True).busy
         share = width / size.set_columns
         return vector + share * paces.vector("reduce", 2 * some).busy, 0.0, products
-    by_vector = layout.eighths / 8
+    by_vector = layout.eighths / EIGHTHS
     vector += by_vector * paces.vector("reduce", width).busy
     return vector, (2 - by_vector) * paces.accumulated(width).busy, 0.0
 
@@ -103,7 +140,7 @@ def _combination_engines(
     scalar = paces.scalar(width, 2).busy
     if not layout.tensor_sums:
         return vector, scalar, 0.0
-    share = layout.eighths / 8
+    share = layout.eighths / EIGHTHS
     banks = ceil_div(width, BANK_COLUMNS)
     emptied = banks * paces.emptied(width / banks).busy + 2 * paces.scalar(128, 1).busy
     products = paces.products(width, ceil_div(width, banks), 3, False).busy

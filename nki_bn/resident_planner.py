@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``resident`` strategies: candidates, a closed form to rank them, predictions of the best."""
+"""Choosing the layout of a ``resident`` plan: candidates, a closed form to rank them, predictions of the best."""
 
 from __future__ import annotations
 
@@ -21,27 +21,32 @@ from nki_bn.kernels.resident_layout import (
 )
 from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.predict import Candidate, predict
-from nki_bn.problem import GRADIENTS, BackwardProblem
-from nki_bn.resident_estimate import estimated_us
+from nki_bn.predict import INSTRUCTIONS, Candidate, predict
+from nki_bn.problem import GRADIENTS, BackwardProblem, Problem
+from nki_bn.resident_estimate import EIGHTHS, estimated_instructions, estimated_us, wanted_slots
 
 # Narrower chunks than this are bound by what each instruction and each DMA costs beside its elements.
 NARROWEST_CHUNK = 392
-# Chunk widths that are tried, besides those of the timing study of this strategy: 12*sqrt(columns of the core), and
+# Chunk widths that are tried, besides 12*sqrt(columns of the core), which is what the ends of the pipeline ask for, and
 # half and double of it.
 CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
-EIGHTHS = 3
-EIGHTHS_FLOAT32 = 4
-TENSOR_EIGHTHS = (4, 5)
+# With ``fast`` Vector combines in half the time.
+VECTOR_EIGHTHS = 3
+VECTOR_EIGHTHS_FLOAT32 = 5
+TENSOR_EIGHTHS = 5
+TENSOR_EIGHTHS_FAST = 3
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
-# Layouts whose time is predicted: the best by the closed form, then those that are like the best of those but have
-# other chunks, other shares of the engines, or another start.
-PREDICTED = 8
-OTHER_CHUNKS = (0.7, 1.4)
+# Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
+# are like the fastest of them, but have other rings, other chunks, other starts, or other shares of the engines.
+PREDICTED = {"resident": 6, "reread": 3}
+# Shares of the slots that the closed form asks for: the second is as many as fit.
+OTHER_RINGS = (0.7, math.inf)
+OTHER_CHUNKS = 2
+OTHER_EIGHTHS = 3
 # Slots of ``reread``: enough that loads run ahead while stores drain.
 REREAD_SLOTS = 8
 # Banks of PSUM.
@@ -50,11 +55,12 @@ BANKS = 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """A layout that fits, the size of its groups, and its time by the closed form."""
+    """A layout that fits, the size of its groups; by the closed form its time, and if it has too many instructions."""
 
     layout: ResidentLayout
     size: GroupSize
     us: float
+    over: bool
 
 
 def best_resident(
@@ -78,14 +84,10 @@ def resident_candidates(
     if target.generation < 3:
         return []
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    ranked = sorted(search.estimates(), key=lambda estimate: estimate.us)
-    found = [search.candidate(estimate.layout) for estimate in ranked[:PREDICTED]]
-    if found:
-        best = min(range(len(found)), key=lambda at: found[at].prediction.ns)
-        known = {estimate.layout for estimate in ranked[:PREDICTED]}
-        others = dict.fromkeys(search.neighbours(ranked[best]))
-        found += [search.candidate(layout) for layout in others if layout not in known]
-    return sorted(found, key=lambda candidate: candidate.prediction.ns)
+    for estimate in search.best_of_families()[: PREDICTED[strategy]]:
+        search.predict(estimate)
+    search.improve()
+    return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
 
 
 def likely_resident(problem: BackwardProblem, sbuf_bytes: int, strategy: str = "resident") -> ResidentPlan | None:
@@ -94,8 +96,10 @@ def likely_resident(problem: BackwardProblem, sbuf_bytes: int, strategy: str = "
     if target.generation < 3:
         return None
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    best = min(search.estimates(), key=lambda estimate: estimate.us, default=None)
-    return None if best is None else resident_plan(search.task, best.layout, strategy)
+    if not search.estimates:
+        return None
+    plan: ResidentPlan = resident_plan(search.task, search.estimates[0].layout, strategy)
+    return plan
 
 
 def _budget(target: Target, sbuf_bytes: int | None) -> int:
@@ -112,7 +116,7 @@ def task_of(problem: BackwardProblem) -> BackwardTask:
     )
 
 
-def split_of(problem: BackwardProblem) -> str:
+def split_of(problem: Problem) -> str:
     """What the cores divide: channels, which need no exchange; with a single one batches or space."""
     if problem.lnc == 1:
         return "none"
@@ -134,29 +138,77 @@ class Search:
         self.itemsize = problem.itemsize
         self.extent = extent_of_core(self.task.shape, self.split, 0, self.task.cores)
 
-    def candidate(self, layout: ResidentLayout) -> Candidate:
-        """The plan of a layout with its prediction."""
-        plan: ResidentPlan = resident_plan(self.task, layout, self.strategy)
-        return Candidate(plan, predict(plan))
+        self.found: dict[ResidentLayout, Candidate] = {}
+        self.estimates = sorted(self._estimates(), key=lambda estimate: (estimate.over, estimate.us))
 
-    def estimates(self) -> Iterator[Estimate]:
+    def predict(self, estimate: Estimate | None) -> float:
+        """ns of a layout, which becomes a candidate; infinite for one that does not fit."""
+        if estimate is None:
+            return math.inf
+        if estimate.layout not in self.found:
+            plan: ResidentPlan = resident_plan(self.task, estimate.layout, self.strategy)
+            self.found[estimate.layout] = Candidate(plan, predict(plan))
+        return self.found[estimate.layout].prediction.ns
+
+    def best_of_families(self) -> list[Estimate]:
+        """The best estimate of those with equal sets and groups, for all of these."""
+        best: dict[tuple[int, int, bool], Estimate] = {}
+        for estimate in self.estimates:
+            best.setdefault(family_of(estimate.layout), estimate)
+        return list(best.values())
+
+    def improve(self) -> None:
+        """Predict what is like the fastest candidate, one kind of change after the other."""
+        for others in (self.other_chunks, self.other_rings, self.other_starts):
+            if self.found:
+                for layout, share in others(self.fastest()):
+                    self.predict(self.fitted(layout, share))
+        for _ in range(OTHER_EIGHTHS):
+            if self.found:
+                layout = self.fastest()
+                shares = (layout.eighths + 1, layout.eighths - 1)
+                options = [replace(layout, eighths=share) for share in shares if 0 <= share <= EIGHTHS]
+                for other in [other for other in options if other not in self.found][:1]:
+                    self.predict(self.fitted(other))
+
+    def fastest(self) -> ResidentLayout:
+        """The layout that is predicted to be fastest so far."""
+        return min(self.found, key=lambda layout: self.found[layout].prediction.ns)
+
+    def other_chunks(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        """The next best of its family, by the closed form."""
+        family = [other.layout for other in self.estimates if family_of(other.layout) == family_of(layout)]
+        return [(other, 1.0) for other in family if other not in self.found][:OTHER_CHUNKS]
+
+    def other_rings(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        """The same layout with more and with fewer slots."""
+        return [(layout, share) for share in OTHER_RINGS]
+
+    def other_starts(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        """The same layout with a short first chunk, or without."""
+        return [(replace(layout, short_start=not layout.short_start), math.inf)]
+
+    def _estimates(self) -> Iterator[Estimate]:
         """All layouts that are tried and fit."""
         for layout in (*self.layouts(), *self.tensor_layouts()):
             estimate = self.fitted(layout)
             if estimate is not None:
                 yield estimate
 
-    def fitted(self, layout: ResidentLayout) -> Estimate | None:
-        """The layout with as many slots as fit; None if one group does not fit."""
+    def fitted(self, layout: ResidentLayout, share: float = 1.0) -> Estimate | None:
+        """The layout with ``share`` of the slots that it can use, or as many as fit; None if one group does not fit."""
         size = group_size(self.task.shape, self.task.cores, layout)
         if layout.tensor_sums and not self._banks_fit(layout, size):
             return None
-        fitting = self._with_slots(layout, size)
-        return None if fitting is None else Estimate(fitting, size, estimated_us(self.task, fitting, size))
+        fitting = self._with_slots(layout, size, share)
+        if fitting is None:
+            return None
+        over = estimated_instructions(self.task, fitting, size) > INSTRUCTIONS
+        return Estimate(fitting, size, estimated_us(self.task, fitting, size, self.strategy), over)
 
     def layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
-        eighths = EIGHTHS if self.task.folded() else EIGHTHS_FLOAT32
+        eighths = VECTOR_EIGHTHS if self.task.folded() else VECTOR_EIGHTHS_FLOAT32
         for channels in group_sizes(self.extent.channels):
             bands = bands_of(self.extent, PARTITIONS // channels)
             last = self._last_bands(channels)
@@ -174,29 +226,12 @@ class Search:
         columns = group_columns(self.extent, *bands)
         if columns < TENSOR_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
             return
+        eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
         for chunk in self._chunks(bands[1], columns):
             together = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
             for sets in GROUP_SETS:
                 if sets <= self.extent.channels:
-                    for eighths in TENSOR_EIGHTHS:
-                        yield ResidentLayout(
-                            self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, False
-                        )
-
-    def neighbours(self, best: Estimate) -> Iterator[ResidentLayout]:
-        """The layout with other shares of the engines, with another start, and with other chunks."""
-        layout = best.layout
-        bands = layout.batch_bands, layout.space_bands
-        group = group_columns(self.extent, *bands)
-        starts = (layout, replace(layout, short_start=not layout.short_start))
-        options = [replace(start, eighths=layout.eighths + more) for start in starts for more in (-1, 0, 1)]
-        if not layout.tensor_sums:
-            chunks = {chunk_of(self.extent, bands[1], group, factor * best.size.columns) for factor in OTHER_CHUNKS}
-            options += [replace(layout, chunk=chunk) for chunk in sorted(chunks)]
-        for other in options:
-            estimate = self.fitted(other)
-            if estimate is not None:
-                yield estimate.layout
+                    yield ResidentLayout(self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, False)
 
     def _last_bands(self, set_channels: int) -> tuple[int, int]:
         """Bands of a last set with fewer channels, on the core that has more of them."""
@@ -214,16 +249,16 @@ class Search:
     def _banks_fit(self, layout: ResidentLayout, size: GroupSize) -> bool:
         pairs = BANK_COLUMNS // (2 * slice_of(size.widest, size.set_columns))
         combines = self.task.has_terms() and layout.eighths > 0
-        return 2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS
+        return bool(2 * ceil_div(layout.group_sets, pairs) + COMBINATION_BANKS * combines <= BANKS)
 
-    def _with_slots(self, layout: ResidentLayout, size: GroupSize) -> ResidentLayout | None:
+    def _with_slots(self, layout: ResidentLayout, size: GroupSize, share: float) -> ResidentLayout | None:
         total = size.chunks * ceil_div(self.extent.channels, layout.set_channels * layout.group_sets) + 1
         empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
         fitting = (self.budget - empty) // (one - empty)
         if self.strategy == "reread":
             return replace(layout, slots=min(fitting, REREAD_SLOTS)) if fitting >= 2 else None
         least = max(min(size.chunks + 1, total), 2)
-        slots = min(max(total, 2), fitting)
+        slots = int(min(share * wanted_slots(size.chunks), max(total, 2), fitting))
         return replace(layout, slots=slots) if slots >= least else None
 
     def _bytes(self, layout: ResidentLayout, size: GroupSize) -> int:
@@ -233,6 +268,11 @@ class Search:
         )
         total: int = total_bytes(resident_buffers(self.task, layout, size, (layout.set_channels, owned, other)))
         return total
+
+
+def family_of(layout: ResidentLayout) -> tuple[int, int, bool]:
+    """What layouts have in common that differ in chunks, slots and shares alone."""
+    return layout.set_channels, layout.group_sets, layout.tensor_sums
 
 
 def group_sizes(channels: int) -> list[int]:

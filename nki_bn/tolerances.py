@@ -41,14 +41,20 @@ UNDERFLOW = 2.0**-126
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What decides the rounding of a run: dtype of the input, modes of the simulator, and of the plan whether it stages
-    dy', whether Tensor combines dx; and how many replicas reduce statistics and sums."""
+    """What decides the rounding of a run: dtype of the input, modes of the simulator, and what plans do.
+
+    ``staged``: dy' is kept between the phases of the backward in bfloat16; ``tensor``: Tensor combines dx; ``fast``:
+    the x-term of dx is rounded to the dtype of the input; ``narrow``: x - hi is kept in that dtype in the forward;
+    ``replicas``: as many reduce statistics and sums.
+    """
 
     dtype: str
     numerics: str = "trn2"
     accumulate: str = "pairwise"
     staged: bool = False
     tensor: bool = False
+    fast: bool = False
+    narrow: bool = False
     replicas: int = 1
 
     @property
@@ -121,7 +127,27 @@ def running(want: Result) -> Allowance:
 def forward(case: ForwardCase, want: ForwardReference, arithmetic: Arithmetic) -> Float64:
     """Bound on the error of the value before the ReLU, like x: that of y before its last rounding."""
     low = low_part(want.mean, want.var, case.eps, arithmetic)
-    return pre_activation_error(want.z, case.gamma, low, arithmetic)
+    error = pre_activation_error(want.z, case.gamma, low, arithmetic)
+    if arithmetic.narrow:
+        error += narrow_error(case.x, want.mean, want.var, case.gamma, case.eps)
+    return error
+
+
+def narrow_error(x: Array, mean: Array, var: Array, gamma: Array | None, eps: float) -> Float64:
+    """What rounding x - hi to the dtype of ``x`` may add to the error of y, like x.
+
+    Nothing where x is within a factor of two of hi, which is the mean up to a share LOW: the difference is exact there.
+    """
+    low = LOW["bfloat16"]
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        factor = 1 / np.sqrt(var.astype(np.float64) + eps) * (1 if gamma is None else np.abs(gamma))
+        center = reference.column(mean.astype(np.float64), wide)
+        ratio = wide / center
+        exact = (ratio >= (1 + low) / 2) & (ratio <= 2 * (1 - low))
+        rounded = half_unit(np.abs(wide - center) + low * np.abs(center), x.dtype)
+        error: Float64 = np.where(exact, 0.0, rounded) * reference.column(factor, wide)
+    return error
 
 
 def backward(
@@ -177,7 +203,14 @@ def _training_dx(
     staged = arithmetic.staging * np.abs(want.factor * case.dy.astype(np.float64))
     count = max(1, case.x.size // case.x.shape[1])
     error: Float64 = arithmetic.elements * want.dx.scale + np.abs(want.factor) * through_sums / count + staged
-    return error
+    return error + half_unit(_input_term(want, count) + error, case.x.dtype) if arithmetic.fast else error
+
+
+def _input_term(want: BackwardReference, count: int) -> Float64:
+    """What is subtracted from gamma*rstd*dy' in dx, without its sign: like x."""
+    constant, slope = (reference.column(sums.value, want.normalised) for sums in (want.dbeta, want.dgamma))
+    term: Float64 = np.abs(want.factor * (constant + want.normalised * slope)) / count
+    return term
 
 
 def _mean_part(mean: Array, var: Array, eps: float) -> Float64:

@@ -10,8 +10,9 @@ import numpy as np
 
 from nki_bn import execute, ops, reference, tolerances
 from nki_bn.comparison import Comparison, compare, compare_mask
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import ResidentPlan
 from nki_bn.planner import plan_backward, plan_forward
+from nki_bn.predict import Plan
 from nki_bn.problem import GRADIENTS, Array, BackwardCase, ForwardCase, Problem, averaging_factor
 from nki_bn.reference import BackwardReference
 from nki_bn.requests import BackwardRequest, ForwardRequest
@@ -122,16 +123,18 @@ def judge_gradients(
     )
 
 
-def arithmetic_of(
-    problem: Problem,
-    plan: ForwardPlan | TransposedForwardPlan | BackwardPlan | ResidentPlan | TransposedPlan,
-    options: RunOptions,
-) -> Arithmetic:
+def arithmetic_of(problem: Problem, plan: Plan, options: RunOptions) -> Arithmetic:
     """What decides the tolerances of a run; a device computes as the "trn2" mode does."""
     numerics = options.numerics if execute.which_nki().kind == "embedded" else "trn2"
-    staged = any(buffer.name == "staged" for buffer in plan.buffers)
+    names = {buffer.name for buffer in plan.buffers}
     tensor = isinstance(plan, ResidentPlan) and plan.tensor_sums and plan.eighths > 0
-    return Arithmetic(problem.dtype, numerics, options.accumulate, staged, tensor)
+    narrow = "rounded" in names
+    return Arithmetic(problem.dtype, numerics, options.accumulate, "staged" in names, tensor, is_fast(plan), narrow)
+
+
+def is_fast(plan: Plan) -> bool:
+    """Whether a plan rounds the x-term of dx to the dtype of x."""
+    return isinstance(plan, ResidentPlan) and plan.fast
 
 
 def table(comparisons: Sequence[Comparison]) -> str:

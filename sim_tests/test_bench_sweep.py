@@ -94,11 +94,15 @@ def test_strategies_make_plans(strategy: str) -> None:
         (
             {"strategy": "two_read"},
             ValueError,
-            "'two_read' is none of op bwd; accepted: staged, resident, transposed, planned",
+            "'two_read' is none of op bwd; accepted: staged, resident, reread, transposed, pl",
         ),
         ({"op": "fwd", "strategy": "staged"}, ValueError, "strategy 'staged' is none of op fwd"),
         ({"op": "fwd", "strategy": "planned", "precision": "fast"}, ValueError, "precision is 'fast'; accepted with"),
-        ({"precision": "fast"}, NotImplementedError, "not built yet"),
+        (
+            {"precision": "fast", "dtype": "float32"},
+            ValueError,
+            "is 'fast' with float32; accepted: 'fast' with 16-bit",
+        ),
         ({"lnc": 3}, ValueError, "lnc is 3"),
     ],
 )
@@ -145,8 +149,7 @@ def test_paths_differ_by_what_matters() -> None:
 
 
 def test_what_is_too_large_without_a_twin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_BATCHES", ())
-    monkeypatch.setattr(checks, "_POSITIONS", ())
+    monkeypatch.setattr(checks, "_spaces", lambda problem: [])
     problem = BackwardProblem((32, 256, 56, 56), "bfloat16")
     with pytest.raises(checks.CheckFailed, match="no small shape was found that takes the code path of"):
         checks.small_twin(problem, plan_of(problem, "staged"))
@@ -438,9 +441,9 @@ def test_without_dry_every_layer_is_checked_at_its_own_shape(tmp_path: Path) -> 
         (["cifar8", "--batch", "0"], "'0' is no list of numbers"),
         (
             ["cifar8", "--strategy", "best"],
-            "strategy 'best' is none of op bwd; accepted: staged, resident, transposed, planned",
+            "strategy 'best' is none of op bwd; accepted: staged, resident, reread, transposed",
         ),
-        (["cifar8", "--precision", "fast"], "not built yet"),
+        (["cifar8", "--precision", "fast", "--dtype", "float32"], "precision is 'fast' with float32; accepted: 'fast'"),
         (["cifar8", "--lnc", "3"], "lnc is 3; accepted on trn2: 1 or 2"),
         (["cifar8", "--target", "trn1"], "trn1.toml has no timing"),
         (["cifar8", "--resume"], "--resume is about the output; accepted with -o OUT.jsonl"),

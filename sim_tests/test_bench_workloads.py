@@ -151,7 +151,11 @@ def test_a_sweep_file_of_ones_own(tmp_path: Path) -> None:
             '"two_read"',
             r"run\[0\].strategies has 'two_read'; accepted: staged, resident, transposed, planned",
         ),
-        ('["bwd"]', '["bwd", "fwd"]', r"file.toml:7: run\[0\].strategies has 'staged'; accepted: transposed, planned"),
+        (
+            '["bwd"]',
+            '["bwd", "fwd"]',
+            r"file.toml:7: run\[0\].strategies has 'staged'; accepted: resident, transposed, planned",
+        ),
         ("lnc = [1]", "", r"file.toml:1: run\[0\].lnc is missing"),
         ("lnc = [1]", 'lnc = [1]\nrelu = ["yes"]', r"file.toml:7: run\[0\].relu has 'yes'; accepted: none, mask"),
     ],

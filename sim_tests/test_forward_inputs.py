@@ -13,8 +13,8 @@ import nki_bn
 from nki_bn import ForwardProblem, execute
 from nki_bn.cases import Draw
 from nki_bn.execute import ForwardInputs
-from nki_bn.kernels.plan import ForwardPlan
 from nki_bn.planner import plan_forward, plan_staged
+from nki_bn.predict import Plan
 from nki_bn.problem import LNC_VARIABLE, BackwardProblem
 
 SHAPE = (2, 3, 4)
@@ -37,11 +37,11 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ForwardInputs, ForwardProblem, ForwardPlan]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ForwardInputs, ForwardProblem, Plan]]:
     """What the kernel would be given; it returns zeros."""
-    calls: list[tuple[ForwardInputs, ForwardProblem, ForwardPlan]] = []
+    calls: list[tuple[ForwardInputs, ForwardProblem, Plan]] = []
 
-    def run(inputs: ForwardInputs, problem: ForwardProblem, plan: ForwardPlan) -> tuple[Any, ...]:
+    def run(inputs: ForwardInputs, problem: ForwardProblem, plan: Plan) -> tuple[Any, ...]:
         calls.append((inputs, problem, plan))
         columns = np.zeros((4, problem.channels), np.float32)
         return np.zeros_like(inputs.x), *columns, np.zeros_like(inputs.x, np.uint8)
@@ -113,7 +113,11 @@ REFUSED = [
     ({"lnc": 2.0}, TypeError, "lnc must be an int, got float"),
     ({"target": "trn9"}, ValueError, "target 'trn9' is unknown; accepted: trn1"),
     ({"target": 2}, TypeError, "target must be a string, got int"),
-    ({"plan": "two_read"}, TypeError, "plan must be a ForwardPlan, a TransposedForwardPlan or None, got str"),
+    (
+        {"plan": "two_read"},
+        TypeError,
+        "plan must be a ForwardPlan, a ResidentForwardPlan, a TransposedForwardPlan or None, got str",
+    ),
     (
         {"plan": plan_staged(BackwardProblem(SHAPE, "float32"))},
         TypeError,

@@ -12,8 +12,8 @@ import nki_bn
 from nki_bn.cli import main
 from nki_bn.explanation import Explanation, explain
 from nki_bn.kernels.plan import total_bytes
-from nki_bn.planner import INSTRUCTIONS, candidates
-from nki_bn.predict import predict
+from nki_bn.planner import candidates
+from nki_bn.predict import INSTRUCTIONS, predict
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 
 SHAPE = "16,48,14,14"
@@ -126,7 +126,10 @@ def test_what_is_out_of_the_ordinary_is_noted(capsys: pytest.CaptureFixture[str]
         (["--shape", "2,3", "--op", "fwd", "--eval"], r"--eval cannot go with --op fwd; accepted: --op eval"),
         (["--shape", "2,3", "--residual"], r"residual is True with relu 'none'; accepted: True with relu 'recompute'"),
         (["--shape", "0,3"], r"shape \(0, 3\); accepted for a plan: sizes from 1 up"),
-        (["--shape", f"1,1,{2**40}"], r"does not fit into 212984 bytes of SBUF.*largest: totals .*accepted: launches"),
+        (
+            ["--shape", f"1,1,{2**40}", "--dtype", "float32"],
+            r"does not fit into 212984 bytes of SBUF.*largest: totals .*accepted: launches",
+        ),
         ([], r"--shape"),
     ],
 )

@@ -43,6 +43,8 @@ PROBLEMS = (
     BackwardProblem((8, 1, 64, 64), "bfloat16", lnc=2),
     BackwardProblem((1, 1, 101, 99), "float32", lnc=2),
     BackwardProblem((256, 300), "bfloat16", lnc=2),
+    BackwardProblem((32, 64, 56, 56), "bfloat16", lnc=2, precision="fast"),
+    BackwardProblem((2, 1000, 14, 14), "bfloat16", lnc=2),
     ForwardProblem((32, 64, 56, 56), "bfloat16", lnc=2),
     ForwardProblem((16, 200, 7, 7), "float32", relu="mask", residual=True, lnc=2),
     ForwardProblem((16, 130, 14, 14), "bfloat16", training=False, relu="recompute", lnc=1),
@@ -130,6 +132,18 @@ def test_the_chosen_plan_is_not_modelled_slower() -> None:
         others = [dry_run(problem, other).timeline.total for other in (plan_staged(problem), best.plan)]
         # Two plans that are closer than predictions are good may change places.
         assert dry_run(problem, plan(problem)).timeline.total <= 1.005 * min(others)
+
+
+def test_channels_that_fit_nowhere_are_read_again() -> None:
+    """Where staged, with few channels on few partitions, takes many times as long."""
+    for shape, dtype in (((64, 4, 512, 512), "float32"), ((8, 2, 64, 256, 256), "bfloat16")):
+        problem = BackwardProblem(shape, dtype, lnc=2)
+        chosen = plan(problem)
+        assert chosen.strategy == "reread" and best_resident(problem) is None
+        found = dry_run(problem, chosen)
+        assert abs(found.off) < NEARLY_ALL and predict(plan_staged(problem)).ns > 2 * found.timeline.total
+        prediction, instructions = predict(chosen), found.instructions()
+        assert abs(prediction.instructions - instructions) <= UNCOUNTED * instructions
 
 
 @pytest.mark.nightly

@@ -53,6 +53,7 @@ LAYERS = (
     ("nki_bn.predict",),
     ("nki_bn.resident_estimate", "nki_bn.fitting", "nki_bn.layout_words"),
     ("nki_bn.resident_planner", "nki_bn.transposed_planner"),
+    ("nki_bn.resident_forward_planner",),
     ("nki_bn.planner", "nki_bn.execute"),
     ("nki_bn.requests",),
     ("nki_bn.ops",),

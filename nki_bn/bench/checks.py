@@ -12,13 +12,22 @@ from nki_bn import execute, ops, requests, verify
 from nki_bn.bench.strategies import sized
 from nki_bn.cases import Draw
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import (
+    BackwardPlan,
+    ForwardPlan,
+    ResidentForwardPlan,
+    ResidentPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+)
+from nki_bn.kernels.resident_fwd_plan import forward_layout, forward_size
 from nki_bn.kernels.resident_geometry import extent_of_core
-from nki_bn.kernels.resident_layout import group_size, layout_of
+from nki_bn.kernels.resident_layout import group_size, layout_of, resident_plan
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
 from nki_bn.kernels.transposed_layout import block_size, row_chunks
 from nki_bn.predict import Plan
-from nki_bn.problem import Problem
+from nki_bn.problem import BackwardProblem, Problem
+from nki_bn.resident_planner import task_of
 
 # What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.
 _BATCHES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 150, 600, 2500)
@@ -30,6 +39,8 @@ _MOST_ELEMENTS = 2**24
 # SBUF budgets to try, each this share of the one before.
 _SHRINK = 0.7
 _LEAST_BUDGET = 512
+# Columns of chunks where those of a layer are too wide for a small shape to have several.
+_NARROW_CHUNK = 64
 # So that nothing cancels by chance.
 _MEAN = 1.0
 
@@ -84,7 +95,9 @@ def check(problem: Problem, plan: Plan) -> None:
     with execute.simulation(verify.DEFAULT_OPTIONS):
         if isinstance(plan, BackwardPlan | ResidentPlan | TransposedPlan):
             backward = draw.case(problem.relu, problem.training)
-            gradients = ops.run_backward(requests.prepare_backward(backward, lnc=lnc, target=target), plan)
+            precision = "fast" if verify.is_fast(plan) else "high"
+            request = requests.prepare_backward(backward, precision=precision, lnc=lnc, target=target)
+            gradients = ops.run_backward(request, plan)
             rows = verify.judge_backward(backward, gradients, arithmetic)
         else:
             forward = draw.forward(problem.relu, problem.training)
@@ -100,6 +113,8 @@ def code_path(problem: Problem, plan: Plan) -> Hashable:
     buffers = tuple(buffer.name for buffer in plan.buffers)
     if isinstance(plan, ResidentPlan):
         sizes = _resident_sizes(problem, plan)
+    elif isinstance(plan, ResidentForwardPlan):
+        sizes = _forward_sizes(problem, plan)
     elif isinstance(plan, TransposedPlan | TransposedForwardPlan):
         sizes = _transposed_sizes(problem, plan)
     else:
@@ -117,6 +132,20 @@ def _resident_sizes(problem: Problem, plan: ResidentPlan) -> tuple[Hashable, ...
         plan.slots > size.chunks,  # the next group is loaded before this one is done
         ceil(problem.channels / problem.lnc) > plan.set_channels * plan.group_sets,
         plan.lane_bands * plan.set_channels == load_target(problem.target).partitions,
+    )
+
+
+def _forward_sizes(problem: Problem, plan: ResidentForwardPlan) -> tuple[Hashable, ...]:
+    target, size = load_target(problem.target), forward_size(plan.shape, plan.cores, forward_layout(plan))
+    return (
+        plan.batch_bands > 1,
+        plan.space_bands > 1,
+        size.chunks > 1,  # a group is several chunks
+        # The next group is loaded before this one is done; there are no groups where statistics are given.
+        plan.slots > size.chunks or not plan.training,
+        ceil(problem.channels / problem.lnc) > plan.group_channels,
+        plan.lane_bands * plan.group_channels == target.partitions,
+        plan.training and size.columns > target.bn_stats_columns,
     )
 
 
@@ -159,22 +188,35 @@ def small_twin(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
         CheckFailed: there is none, and the problem itself is too large.
     """
     wanted = code_path(problem, plan)
-    for shape in sorted(_smaller_shapes(problem), key=prod):
+    for shape in sorted(_smaller_shapes(problem, plan), key=prod):
         small = replace(problem, shape=shape)
-        for budget in _budgets(load_target(problem.target).sbuf_partition_bytes):
-            candidate = _sized(small, plan.strategy, budget)
-            if candidate is not None and code_path(small, candidate) == wanted:
+        for candidate in _like(plan, small) if isinstance(plan, ResidentPlan) else _sized(plan, small):
+            if code_path(small, candidate) == wanted:
                 return small, candidate
     if prod(problem.shape) > _MOST_ELEMENTS:
         raise CheckFailed(f"no small shape was found that takes the code path of {problem.shape} in {plan.strategy}")
     return problem, plan
 
 
-def _sized(problem: Problem, strategy: str, budget: int) -> Plan | None:
-    try:
-        return sized(problem, strategy, budget)
-    except ValueError:  # nothing fits
-        return None
+def _sized(plan: Plan, small: Problem) -> Iterator[Plan]:
+    """Plans of the strategy of ``plan`` for a small problem, with less and less SBUF."""
+    for budget in _budgets(load_target(small.target).sbuf_partition_bytes):
+        try:
+            yield sized(small, plan.strategy, budget)
+        except ValueError:  # nothing fits
+            return
+
+
+def _like(plan: ResidentPlan, small: Problem) -> Iterator[Plan]:
+    """The layout of ``plan`` on a small problem, with its chunks and with narrow ones."""
+    assert isinstance(small, BackwardProblem), f"{plan.strategy} is a strategy of the backward"
+    layout, task = layout_of(plan), task_of(small)
+    spare = plan.slots - group_size(plan.shape, plan.cores, layout).chunks
+    for chunk in sorted({min(width, plan.chunk) for width in (_NARROW_CHUNK, plan.chunk)}):
+        narrow = replace(layout, chunk=chunk)
+        chunks = group_size(task.shape, task.cores, narrow).chunks
+        slots = plan.slots if plan.strategy == "reread" else max(chunks + min(spare, 2 * chunks), 2)
+        yield resident_plan(task, replace(narrow, slots=slots), plan.strategy)
 
 
 def _budgets(most: int) -> Iterator[int]:
@@ -184,18 +226,29 @@ def _budgets(most: int) -> Iterator[int]:
         budget = int(budget * _SHRINK)
 
 
-def _smaller_shapes(problem: Problem) -> Iterator[tuple[int, ...]]:
+def _smaller_shapes(problem: Problem, plan: Plan) -> Iterator[tuple[int, ...]]:
     """Shapes of the same rank, none larger in any size, with the same kind of channel tiles or a few groups."""
     lanes = load_target(problem.target).partitions
     tiles = ceil(problem.channels / lanes)
     few = {problem.channels - lanes * (tiles - most) for most in (_few(tiles), min(tiles, 4))}
+    if isinstance(plan, ResidentPlan):
+        group = plan.set_channels * plan.group_sets * (plan.cores if plan.split == "channel" else 1)
+        few = {min(groups * group, problem.channels) for groups in (1, 2)} | {problem.channels}
     batches = [batch for batch in _BATCHES if batch < problem.batch] + [problem.batch]
-    space = problem.shape[2:]
-    for batch, positions, channels in product(batches, _POSITIONS, sorted(few)):
-        size = round(positions ** (1 / max(1, len(space))))
-        spatial = tuple(min(size, whole) for whole in space)
+    for batch, spatial, channels in product(batches, _spaces(problem), sorted(few)):
         if batch * prod(spatial) >= min(problem.count, _LEAST_VALUES):
             yield batch, channels, *spatial
+
+
+def _spaces(problem: Problem) -> list[tuple[int, ...]]:
+    """Spatial sizes: about as many positions as ``_POSITIONS``, or halves of halves, which divide as the whole does."""
+    space = problem.shape[2:]
+    sizes = [round(positions ** (1 / max(1, len(space)))) for positions in _POSITIONS]
+    found = [tuple(min(size, whole) for whole in space) for size in sizes]
+    while space and all(size % 2 == 0 for size in space):
+        space = tuple(size // 2 for size in space)
+        found.append(space)
+    return list(dict.fromkeys(found))
 
 
 def _few(tiles: int) -> int:

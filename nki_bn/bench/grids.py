@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from nki_bn.bench.record import OPERATIONS, PRECISIONS, Case
+from nki_bn.bench.record import OPERATIONS, Case
 from nki_bn.bench.strategies import strategies_of
 from nki_bn.bench.toml_file import Table, TomlFile, bundled, read_bundled, read_toml
 from nki_bn.bench.workloads import Model, load_model, model_names
 from nki_bn.hardware import load_target
-from nki_bn.problem import DTYPES, RELU_MODES
+from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES
 
 _RUN_KEYS = ("models", "ops", "dtypes", "batch", "lnc", "strategies")
 _RUN_OPTIONS = ("relu", "precision")

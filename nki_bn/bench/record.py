@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 OPERATIONS = ("bwd", "fwd", "eval")
-PRECISIONS = ("high", "fast")
 MODELLED, MEASURED = "modelled", "measured"
 OK, FAILED = "ok", "failed"
 

@@ -10,7 +10,8 @@ from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
 from nki_bn.predict import Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
-from nki_bn.resident_planner import best_resident, likely_resident
+from nki_bn.resident_forward_planner import best_resident_forward
+from nki_bn.resident_planner import best_resident
 from nki_bn.transposed_planner import best_transposed
 
 PLANNED = "planned"
@@ -19,15 +20,16 @@ BASELINES = ("staged", "two_read")
 
 def strategies_of(op: str) -> tuple[str, ...]:
     """The strategies that an operation has; the planner's own choice is the last."""
-    return ("staged", "resident", "transposed", PLANNED) if op == "bwd" else ("two_read", "transposed", PLANNED)
+    if op == "bwd":
+        return "staged", "resident", "reread", "transposed", PLANNED
+    return "two_read", "resident", "reread", "transposed", PLANNED
 
 
 def problem_of(case: Case) -> Problem:
     """The problem of a case.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as :class:`Problem`; the operation does not have the strategy or the
-            precision.
+        TypeError, ValueError: as :class:`Problem`; the operation does not have the strategy or the precision.
     """
     if case.strategy not in strategies_of(case.op):
         accepted = ", ".join(strategies_of(case.op))
@@ -50,8 +52,7 @@ def plan_of(problem: Problem, strategy: str) -> Plan:
     """
     if strategy == PLANNED:
         return planner.plan(problem)
-    if strategy == "resident":
-        assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
+    if strategy == "resident" and isinstance(problem, BackwardProblem):
         best = best_resident(problem)
         if best is not None:
             return best.plan
@@ -72,19 +73,33 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
     return planner.plan_staged(problem, sbuf_bytes)
 
 
-def _resident(problem: Problem, sbuf_bytes: int) -> Plan:
-    assert isinstance(problem, BackwardProblem), "resident is a strategy of the backward"
-    chosen = likely_resident(problem, sbuf_bytes)
-    if chosen is None:
-        raise ValueError(f"no layout of resident fits into {sbuf_bytes} bytes of SBUF per partition")
-    return chosen
+def _forward(problem: ForwardProblem, strategy: str, sbuf_bytes: int) -> Plan:
+    best = best_resident_forward(problem, strategy == "reread", sbuf_bytes)
+    if best is None:
+        raise ValueError(f"no layout of {strategy} fits into {sbuf_bytes} bytes of SBUF per partition")
+    return best.plan
 
 
 def _transposed(problem: Problem, sbuf_bytes: int) -> Plan:
     assert isinstance(problem, BackwardProblem | ForwardProblem), "transposed is a strategy of forward and backward"
     best = best_transposed(problem, sbuf_bytes)
-    assert best is not None, f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition"
+    if best is None:
+        raise ValueError(f"no layout of transposed fits into {sbuf_bytes} bytes of SBUF per partition")
     return best.plan
+
+
+def _resident(problem: Problem, sbuf_bytes: int, strategy: str = "resident") -> Plan:
+    if isinstance(problem, ForwardProblem):
+        return _forward(problem, strategy, sbuf_bytes)
+    assert isinstance(problem, BackwardProblem), f"{strategy} is a strategy of the forward and the backward"
+    best = best_resident(problem, sbuf_bytes, strategy)
+    if best is None:
+        raise ValueError(f"no layout of {strategy} fits into {sbuf_bytes} bytes of SBUF per partition")
+    return best.plan
+
+
+def _reread(problem: Problem, sbuf_bytes: int) -> Plan:
+    return _resident(problem, sbuf_bytes, "reread")
 
 
 def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
@@ -95,6 +110,7 @@ def _two_read(problem: Problem, sbuf_bytes: int) -> Plan:
 _SIZING: dict[str, Callable[[Problem, int], Plan]] = {
     "staged": _staged,
     "resident": _resident,
+    "reread": _reread,
     "transposed": _transposed,
     "two_read": _two_read,
 }

@@ -25,7 +25,7 @@ def sweep(cases: Iterable[Case], timer: Timer, checker: Checker, done: Callable[
     """Check and time each case and hand over its record; one that fails gets a record that says why.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: a case has no problem (see ``problem_of``).
+        TypeError, ValueError: a case has no problem (see ``problem_of``).
     """
     for case in cases:
         done(run_case(case, timer, checker))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nki_bn.bench.extra import require_extra
-from nki_bn.bench.record import OPERATIONS, PRECISIONS
+from nki_bn.bench.record import OPERATIONS
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, RELU_MODES, resolve_lnc
+from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES, resolve_lnc
 
 if TYPE_CHECKING:
     from nki_bn.bench.record import Case, Record
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         require_extra("rich")
         timer, cases = timers.timer_here(), _cases(args)
         file = _output(args, timer.timing)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError) as error:
         args.error(str(error))
     from nki_bn.bench.console import SweepConsole
 

@@ -31,3 +31,13 @@ def training_of(args: argparse.Namespace) -> bool:
         option = "--training" if args.training else "--eval"
         raise ValueError(f"{option} cannot go with --op {args.op}; accepted: --op {'fwd' if args.training else 'eval'}")
     return said
+
+
+def refuse_fast(args: argparse.Namespace) -> None:
+    """Refuse ``--precision fast`` where there is no backward alone.
+
+    Raises:
+        ValueError: it is asked for.
+    """
+    if args.precision == "fast" and args.op != "bwd":
+        raise ValueError(f"--precision fast cannot go with --op {args.op}; accepted: --op bwd")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nki_bn.bench.record import OPERATIONS
 from nki_bn.commands import options
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, BackwardProblem, ForwardProblem, Problem
+from nki_bn.problem import DTYPES, PRECISIONS, BackwardProblem, ForwardProblem, Problem
 
 if TYPE_CHECKING:
     from nki_bn.explanation import Explanation
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--training", action="store_true", default=None, help="batch statistics (the default)")
     mode.add_argument("--eval", action="store_false", dest="training", help="frozen statistics, for bwd")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="high", help="of bwd; fast: with 16-bit dtypes (high)"
+    )
     parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
     parser.add_argument("--target", choices=TARGETS, default="trn2", help="(trn2)")
     parser.add_argument("--explain", action="store_true", help="show the runners-up and why they lose")
@@ -56,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _problem(args: argparse.Namespace) -> Problem:
     training = options.training_of(args)
-    kind = BackwardProblem if args.op == "bwd" else ForwardProblem
-    return kind(args.shape, args.dtype, training, args.fuse_relu, args.residual, args.lnc, args.target)
+    options.refuse_fast(args)
+    asked = (args.shape, args.dtype, training, args.fuse_relu, args.residual, args.lnc, args.target)
+    return BackwardProblem(*asked, precision=args.precision) if args.op == "bwd" else ForwardProblem(*asked)
 
 
 def text_of(explanation: Explanation, runners_up: bool) -> str:
@@ -77,6 +81,7 @@ def _title(explanation: Explanation) -> str:
     problem = explanation.problem
     words = [f"{operation_of(problem)} {list(problem.shape)} {problem.dtype}", f"relu {problem.relu}"]
     words += ["residual"] * problem.residual + ["frozen statistics"] * (not problem.training)
+    words += ["fast"] * (getattr(problem, "precision", "high") == "fast")
     return ", ".join([*words, f"lnc {problem.lnc}", problem.target])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nki_bn import cases, installation
 from nki_bn.commands import options
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, Array, require_eps
+from nki_bn.problem import DTYPES, PRECISIONS, Array, require_eps
 from nki_bn.simulator import RunOptions
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--training", action="store_true", default=None, help="batch statistics (the default)")
     mode.add_argument("--eval", action="store_false", dest="training", help="frozen statistics, for bwd and pair")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="high", help="of bwd; fast: with 16-bit dtypes (high)"
+    )
     parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
     parser.add_argument("--target", choices=TARGETS, default="trn2", help="(trn2)")
     parser.add_argument("--numerics", choices=["trn2", "ideal"], default="trn2", help="of the simulator (trn2)")
@@ -77,7 +80,7 @@ def _verify(args: argparse.Namespace) -> Verification:
         if args.numerics == "ideal" and installation.kind != "embedded":
             raise ValueError("--numerics ideal needs the embedded simulator; accepted with the vendor's nki: trn2")
         job = _prepare(args)
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         args.error(str(error))
     return job(RunOptions(target=args.target, numerics=args.numerics))
 
@@ -89,9 +92,10 @@ def _prepare(args: argparse.Namespace) -> Callable[[RunOptions], Verification]:
     draw, call = _draw(args), {"lnc": args.lnc, "target": args.target}
     training = options.training_of(args)
     how = (args.fuse_relu or "none", training, require_eps(args.eps, training), args.residual)
+    options.refuse_fast(args)
     if args.op == "bwd":
         case = cases.load(args.input, *how) if draw is None else draw.case(*how)
-        request = requests.prepare_backward(case, residual_grad=args.residual, **call)
+        request = requests.prepare_backward(case, residual_grad=args.residual, precision=args.precision, **call)
         _refuse_empty(case.x)
         return functools.partial(verify.verify_backward, case, request)
     forward = cases.load_forward(args.input, *how) if draw is None else draw.forward(*how)
@@ -146,8 +150,9 @@ def _title(args: argparse.Namespace, verification: Verification) -> str:
     problem = verification.problem
     mode = "training" if problem.training else "eval"
     residual = ", residual" if args.residual else ""
+    fast = ", fast" if args.precision == "fast" else ""
     return (
-        f"{args.op} {list(problem.shape)} {problem.dtype}, {mode}, relu {problem.relu}{residual}, "
+        f"{args.op} {list(problem.shape)} {problem.dtype}, {mode}, relu {problem.relu}{residual}{fast}, "
         f"{problem.target} lnc {problem.lnc}, "
         f"numerics {verification.arithmetic.numerics}, {installation.kind} nki"
     )

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-channel work of the forward strategies ``resident`` and ``reread``: the turn from moments to coefficients.
+
+A turn is a chain of short instructions, each of which waits for the one before. It is given out in steps, so that the
+caller can put other work of Vector between them.
+
+    gather         the moments of each lane; transposed into rows and, band by band, back to one row per channel
+    merge          bn_aggr over the bands of a channel, and over cores; transposed and repeated back to all lanes
+    coefficients   rstd, mean = hi + lo, scale, shift
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.column_blocks import Block, set_columns, shares_channels
+from nki_bn.kernels.columns import (
+    BETA,
+    FACTOR,
+    GAMMA,
+    HI,
+    LO,
+    MEAN,
+    MINUS_HI,
+    ROOT_STEPS,
+    SCALE,
+    SHIFT_STEPS,
+    VAR,
+    column,
+    column_tile,
+    load_column,
+    root_step,
+    shift_step,
+    split_mean,
+)
+from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core
+from nki_bn.kernels.moments import exchange_moments
+from nki_bn.kernels.plan import ResidentForwardPlan, allocate
+from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
+
+# Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
+BAND_STEPS = 7
+# Without bands and cores to merge the lanes' moments are those of the channels.
+LANE_STEPS = 2
+# The largest number of each 16-bit format.
+LARGEST_BFLOAT16 = 3.3895313892515355e38
+LARGEST_FLOAT16 = 65504.0
+# From this |hi| on x - hi of two float16 numbers may exceed the largest one, and is halved.
+HALVED_FROM = 16.0
+
+
+@dataclass(frozen=True)
+class TurnTiles(nl.NKIObject):
+    """What a turn works in: ``across``, ``pairs`` and ``back`` in PSUM, all else in SBUF.
+
+    ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the
+    number of values for each band, ``triples`` that number in the first of three places.
+    """
+
+    own: nl.NkiTensor
+    rows: nl.NkiTensor
+    across: nl.NkiTensor
+    pairs: nl.NkiTensor
+    back: nl.NkiTensor
+    counts: nl.NkiTensor
+    triples: nl.NkiTensor
+    merged: nl.NkiTensor
+    parts: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class Turn(nl.NKIObject):
+    """Whose moments are turned into coefficients: a group, with the results of bn_stats of its lanes."""
+
+    block: Block
+    group: int
+    pieces: nl.NkiTensor
+
+
+def is_narrow(plan: ResidentForwardPlan) -> bool:
+    """Whether x - hi is kept in the 16 bits of x; under a ReLU it is not, as the backward's recomputed mask says."""
+    return plan.dtype != nl.float32 and not plan.relu
+
+
+def blocks_of(extent: Extent, plan: ResidentForwardPlan) -> list[Block]:
+    """The blocks of a core: the groups of ``plan.group_channels`` channels, and what is left."""
+    blocks: list[Block] = []
+    whole = extent.channels // plan.group_channels
+    rest = extent.channels % plan.group_channels
+    if whole > 0:
+        blocks.append(block_at(extent, plan, 0, whole, plan.group_channels, ""))
+    if rest > 0:
+        prefix = ""
+        if whole > 0:
+            prefix = "last "
+        blocks.append(block_at(extent, plan, whole, 1, rest, prefix))
+    return blocks
+
+
+def block_at(extent: Extent, plan: ResidentForwardPlan, first: int, groups: int, channels: int, prefix: str) -> Block:
+    """The block of ``groups`` groups of ``channels`` channels from group number ``first`` on."""
+    channel = extent.channel + first * plan.group_channels
+    lanes = bands_in_use(extent, plan) * channels
+    partitions = nl.tile_size.pmax
+    columns = column_tile(allocate(plan.buffers, prefix + "columns", partitions)[0], lanes, groups)
+    flag = allocate(plan.buffers, prefix + "flag", partitions)[0][0:lanes, 0:groups]
+    rounded = None
+    if is_narrow(plan):
+        rounded = allocate(plan.buffers, prefix + "rounded", partitions)[0][0:lanes, 0:groups]
+    return Block(first, groups, channel, channels, lanes, columns, flag, rounded)
+
+
+def units_of_core(extent: Extent, plan: ResidentForwardPlan) -> list[Unit]:
+    """The units of any group of a core, as if it had one channel."""
+    single = Extent(extent.channel, 1, extent.batch, extent.batches, extent.start, extent.length)
+    return units_of(single, plan.batch_bands, plan.space_bands)
+
+
+def bands_in_use(extent: Extent, plan: ResidentForwardPlan) -> int:
+    """Bands of this core that have values."""
+    bands = 0
+    units = units_of_core(extent, plan)
+    for i in range(len(units)):
+        bands = max(bands, units[i].lanes())
+    return bands
+
+
+def load_parameters(tensors: ForwardTensors, block: Block) -> None:
+    """Load the parameters of a block."""
+    rows = nl.ds(block.channel, block.sets * block.channels)
+    bands = block.lanes // block.channels
+    load_column(block.columns, GAMMA, tensors.gamma[rows, :], bands, block.sets)
+    load_column(block.columns, BETA, tensors.beta[rows, :], bands, block.sets)
+
+
+def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block, eps: float) -> None:
+    """Load given statistics of a block and derive its coefficients."""
+    rows = nl.ds(block.channel, block.sets * block.channels)
+    bands = block.lanes // block.channels
+    load_column(block.columns, MEAN, tensors.means[rows], bands, block.sets)
+    load_column(block.columns, VAR, tensors.variances[rows], bands, block.sets)
+    for step in range(coefficient_steps(plan)):
+        coefficient_step(plan, block.columns, block.flag, block.rounded, eps, step)
+
+
+def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
+    """Allocate what turns work in, and write the numbers of values that bands have."""
+    lanes = nl.tile_size.pmax
+    tiles = TurnTiles(
+        allocate(plan.buffers, "own", lanes)[0],
+        allocate(plan.buffers, "rows", 2)[0],
+        nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum),
+        nl.ndarray((lanes, 2 * lanes), dtype=nl.float32, buffer=nl.psum),
+        nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum),
+        allocate(plan.buffers, "counts", lanes)[0],
+        allocate(plan.buffers, "triples", lanes)[0],
+        allocate(plan.buffers, "merged", lanes)[0],
+        allocate(plan.buffers, "parts", lanes)[0],
+    )
+    units = units_of_core(extent, plan)
+    bands = bands_in_use(extent, plan)
+    factors = tiles.counts[:, 0 : 2 * bands].reshape((lanes, bands, 2))
+    triples = tiles.triples[:, 0 : 3 * bands].reshape((lanes, bands, 3))
+    nisa.memset(dst=factors, value=1.0, engine=nisa.engine.gpsimd)
+    start = 0
+    for _ in range(len(units)):
+        # Bands from `start` on, up to where the next unit ends, have equally many values.
+        end = bands
+        count = 0
+        for i in range(len(units)):
+            if units[i].lanes() > start:
+                end = min(end, units[i].lanes())
+                count += units[i].batches() * units[i].positions()
+        if end > start:
+            nisa.memset(dst=factors[:, start:end, 1:2], value=float(count), engine=nisa.engine.gpsimd)
+            nisa.memset(dst=triples[:, start:end, 0:1], value=float(count), engine=nisa.engine.gpsimd)
+        start = end
+    return tiles
+
+
+def coefficient_steps(plan: ResidentForwardPlan) -> int:
+    """Steps of the coefficients; float16 has one more, for its factors."""
+    steps = ROOT_STEPS + SHIFT_STEPS
+    if is_narrow(plan) and plan.dtype == nl.float16:
+        steps += 1
+    return steps
+
+
+def merges(plan: ResidentForwardPlan, block: Block) -> bool:
+    """Whether the moments of a lane are not yet those of a channel."""
+    return block.lanes > block.channels or shares_channels(plan)
+
+
+def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
+    """Steps of a turn."""
+    steps = LANE_STEPS
+    if merges(plan, block):
+        steps = BAND_STEPS
+    if plan.need_y:
+        steps += coefficient_steps(plan)
+    return steps
+
+
+def turn_step(
+    tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, tiles: TurnTiles, eps: float, step: int
+) -> None:
+    """One step of a turn."""
+    block = turn.block
+    at = turn.group - block.first
+    columns = set_columns(block, turn.group)
+    first = LANE_STEPS
+    if merges(plan, block):
+        first = BAND_STEPS
+    if step == 0:
+        nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
+    if step < first and first == BAND_STEPS:
+        band_step(tensors, plan, block, columns, tiles, step)
+    elif step == 1:
+        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.own[0 : block.lanes, :])
+    elif step >= first:
+        rounded = None
+        if is_narrow(plan):
+            rounded = block.rounded[:, at : at + 1]
+        coefficient_step(plan, columns, block.flag[:, at : at + 1], rounded, eps, step - first)
+
+
+def band_step(
+    tensors: ForwardTensors,
+    plan: ResidentForwardPlan,
+    block: Block,
+    columns: nl.NkiTensor,
+    tiles: TurnTiles,
+    step: int,
+) -> None:
+    """One of the ``BAND_STEPS`` steps from (mean, var) of all lanes to those of their channels, on all lanes.
+
+    Transposed into rows, and band by band back to one partition per channel, where all bands are merged; then the same
+    way back. Transposes move bits on trn2, so that nothing leaks from one channel into another.
+    """
+    lanes = block.lanes
+    channels = block.channels
+    bands = lanes // channels
+    rows = tiles.rows[:, 0:lanes]
+    pairs = tiles.pairs[0:channels, 0 : 2 * bands]
+    triples = tiles.triples[0:channels, 0 : 3 * bands]
+    merged = tiles.merged[0:channels, :]
+    if step == 0:
+        nisa.nc_transpose(dst=tiles.across[:, 0:lanes], data=tiles.own[0:lanes, :])
+    if step == 1:
+        nisa.tensor_copy(dst=rows, src=tiles.across[:, 0:lanes])
+        for band in range(bands):
+            nisa.nc_transpose(dst=pairs[:, 2 * band : 2 * band + 2], data=rows[:, nl.ds(band * channels, channels)])
+    if step == 3:
+        shape = (channels, bands, 2)
+        counts = tiles.counts[0:channels, 0 : 2 * bands].reshape(shape)
+        moments = triples.reshape((channels, bands, 3))[:, :, 1:3]
+        nisa.tensor_tensor(dst=moments, data1=pairs.reshape(shape), data2=counts, op=nl.multiply)
+    if step == 4:
+        nisa.bn_aggr(dst=merged, data=triples)
+        if shares_channels(plan):
+            exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
+        nisa.nc_transpose(dst=tiles.across[:, 0:channels], data=merged)
+    if step == 5:
+        repeated = tiles.across[:, 0:channels].expand_dim(1).broadcast(1, bands)
+        nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated)
+        nisa.nc_transpose(dst=tiles.back[0:lanes, :], data=rows)
+    if step == 6:
+        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.back[0:lanes, :])
+
+
+def coefficient_step(
+    plan: ResidentForwardPlan,
+    columns: nl.NkiTensor,
+    flag: nl.NkiTensor,
+    rounded: nl.NkiTensor | None,
+    eps: float,
+    step: int,
+) -> None:
+    """One of the :func:`coefficient_steps` from mean and variance to hi, scale and shift.
+
+    The instructions of a step do not wait for each other, but for those of the step before.
+    """
+    if step < ROOT_STEPS:
+        root_step(columns, flag, eps, step)
+    elif step < ROOT_STEPS + SHIFT_STEPS:
+        shift_step(columns, step - ROOT_STEPS)
+    if is_narrow(plan):
+        narrow_step(plan, columns, rounded, step)
+    elif step == 0:
+        split_mean(columns)
+
+
+def narrow_step(plan: ResidentForwardPlan, columns: nl.NkiTensor, rounded: nl.NkiTensor, step: int) -> None:
+    """What narrow plans have beside the rest: mean = hi + lo with hi a number of x's dtype, and factors for float16.
+
+    x - hi is then exact in that dtype wherever x is within a factor of two of hi. float16 has too short a range for any
+    x - hi: a large hi makes it (x - hi)/2, and the scale twice as large.
+    """
+    hi = column(columns, HI)
+    minus_hi = column(columns, MINUS_HI)
+    factor = column(columns, FACTOR)
+    scale = column(columns, SCALE)
+    if step == 0 and plan.training:
+        # The mean of finite values is within the range of these.
+        nisa.tensor_copy(dst=rounded, src=column(columns, MEAN), engine=nisa.engine.gpsimd)
+    elif step == 0:
+        largest = LARGEST_BFLOAT16
+        if plan.dtype == nl.float16:
+            largest = LARGEST_FLOAT16
+        mean = column(columns, MEAN)
+        nisa.tensor_scalar(dst=rounded, data=mean, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=-largest)
+    if step == 1:
+        nisa.tensor_copy(dst=hi, src=rounded, engine=nisa.engine.gpsimd)
+    if step == 2:
+        nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
+    if step == 3:
+        nisa.tensor_scalar(dst=minus_hi, data=hi, op0=nl.multiply, operand0=-1.0)
+    if plan.dtype == nl.float16:
+        if step == 4:
+            # 1 where hi is large, else 0.
+            nisa.tensor_scalar(
+                dst=factor, data=hi, op0=nl.abs, operand0=0.0, op1=nl.greater_equal, operand1=HALVED_FROM
+            )
+        if step == ROOT_STEPS + SHIFT_STEPS:
+            nisa.scalar_tensor_tensor(dst=scale, data=factor, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=scale)
+            nisa.tensor_scalar(dst=factor, data=factor, op0=nl.multiply, operand0=-0.5, op1=nl.add, operand1=1.0)
+            nisa.tensor_tensor(dst=minus_hi, data1=minus_hi, data2=factor, op=nl.multiply)
