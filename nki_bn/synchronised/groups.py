@@ -68,16 +68,30 @@ class Alone(ArrayGroup):
 
 @dataclass
 class _Meeting:
-    """Where the replicas of a process meet."""
+    """Where the replicas of a process meet: what each gave, by the number of the collective."""
 
     size: int
     timeout: float
-    barrier: threading.Barrier = field(init=False)
-    given: list[tuple[str, Array] | None] = field(init=False)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    given: dict[int, dict[int, tuple[str, Array]]] = field(default_factory=dict)
+    left: bool = False
 
-    def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size, timeout=self.timeout)
-        self.given = [None] * self.size
+    def exchange(self, turn: int, rank: int, entry: tuple[str, Array]) -> list[tuple[str, Array]] | None:
+        """What all gave, by rank; None if that does not become complete."""
+        with self.changed:
+            # The collective before the last one is over on all replicas.
+            self.given.pop(turn - 2, None)
+            mine = self.given.setdefault(turn, {})
+            mine[rank] = entry
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: len(mine) == self.size or self.left, self.timeout)
+            return [mine[other] for other in range(self.size)] if len(mine) == self.size else None
+
+    def leave(self) -> None:
+        """Somebody will not come again."""
+        with self.changed:
+            self.left = True
+            self.changed.notify_all()
 
 
 class Replica(ArrayGroup):
@@ -101,13 +115,15 @@ class Replica(ArrayGroup):
         """[R, K]: ``values`` [K] of all replicas.
 
         Raises:
-            RuntimeError: another replica gave up, did not come within the timeout, or calls another collective.
+            RuntimeError: another replica left, did not come within the timeout, or calls another collective.
         """
         self.collectives.append(name)
-        self._meeting.given[self._rank] = (name, values)
-        self._wait(name)
-        given = [entry for entry in self._meeting.given if entry is not None]
-        self._wait(name)
+        given = self._meeting.exchange(len(self.collectives), self._rank, (name, values))
+        if given is None:
+            raise RuntimeError(
+                f"replica {self._rank} waited for the others in {name}; one left, or did not come within "
+                f"{self._meeting.timeout} s"
+            )
         if any((other, array.shape) != (name, values.shape) for other, array in given):
             called = ", ".join(f"{other} of {array.shape}" for other, array in given)
             raise RuntimeError(f"replicas call different collectives: {called}; accepted: the same on all of them")
@@ -115,16 +131,7 @@ class Replica(ArrayGroup):
 
     def leave(self) -> None:
         """Let the others fail at once, instead of after the timeout."""
-        self._meeting.barrier.abort()
-
-    def _wait(self, name: str) -> None:
-        try:
-            self._meeting.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise RuntimeError(
-                f"replica {self._rank} waited for the others in {name}; one gave up, or did not come within "
-                f"{self._meeting.timeout} s"
-            ) from None
+        self._meeting.leave()
 
 
 def replicas(size: int, timeout: float = 60.0) -> list[Replica]:
