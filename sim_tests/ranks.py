@@ -55,6 +55,15 @@ class Ranks:
             raise RankError(*("" if good else text for good, text in answers))
         return [result for _, result in answers]
 
+    def first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As :meth:`run`, but only the answer of the first rank counts; others need not give one."""
+        for end in self._ends:
+            end.send((function, arguments))
+        good, result = self._ends[0].recv() if self._ends[0].poll(PATIENCE) else (False, "no answer")
+        if not good:
+            raise RankError(result)
+        return result
+
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:

@@ -86,9 +86,12 @@ def check_agreement(group: str, layer: int, settings: tuple[tuple[str, float], .
     gathered = [torch.empty_like(mine) for _ in range(process_group.size())]
     distributed.all_gather(gathered, mine, group=process_group)
     by_name = zip(names, zip(*(row.tolist() for row in gathered), strict=True), strict=True)
-    differing = [f"{name} is {list(values)}" for name, values in by_name if len(set(values)) > 1]
+    differing = [f"{name} is {_listed(values)}" for name, values in by_name if len(set(values)) > 1]
     if differing:
-        raise ValueError(
-            f"the ranks of a SyncBatchNorm differ: {'; '.join(differing)}; accepted: the same on all ranks"
-        )
+        raise ValueError(f"the ranks of a batch norm differ: {'; '.join(differing)}; accepted: the same on all ranks")
     _AGREED.add(key)
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    """The values by rank."""
+    return ", ".join(f"{value:g} on rank {rank}" for rank, value in enumerate(values))
