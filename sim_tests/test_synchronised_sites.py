@@ -131,7 +131,6 @@ def arithmetic_of(batch: Batch, numerics: str = "trn2") -> Arithmetic:
     return Arithmetic(batch.x.dtype.name, numerics, replicas=len(batch.sizes))
 
 
-@pytest.mark.statement("P1", "P2", "P2g", "Chan", "run")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("sizes", "relu"),
@@ -184,7 +183,6 @@ def test_two_cores_and_bfloat16(channels: int, numerics: str) -> None:
     judge(batch, options, made, add=False, numerics=numerics)
 
 
-@pytest.mark.statement("Chan")
 def test_packed_forms_are_what_was_reduced() -> None:
     """[mu | var], and [mu | var | mean(gamma*dy) | mean(x_hat*gamma*dy)]."""
     batch = drawn((1, 3))
@@ -198,7 +196,6 @@ def test_packed_forms_are_what_was_reduced() -> None:
         np.testing.assert_allclose(step.backward.packed[2:], gamma * [dbeta, dgamma] / total, rtol=2.0**-22)
 
 
-@pytest.mark.statement("R1")
 @pytest.mark.parametrize("relu", RELUS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -222,7 +219,6 @@ def test_one_replica_is_the_plain_kernel_bit_for_bit(dtype: Any, mode: str, relu
     assert step.forward.packed is None and step.backward.packed is None
 
 
-@pytest.mark.statement("P1")
 def test_equal_means_come_out_exactly_in_one_round() -> None:
     """So that a constant channel is its beta, whatever the counts are; two rounds are off by a rounding or two."""
     batch = drawn((1, 3, 2))
@@ -349,7 +345,6 @@ def test_running_statistics_take_the_unbiased_variance() -> None:
     assert (mean[0], var[0]) == (np.float32(0.1), pytest.approx(2.2))
 
 
-@pytest.mark.statement("P2")
 def test_sums_may_be_left_to_the_backward() -> None:
     batch, options = drawn((1, 3)), options_of("two_round", "mask")
     given, _ = steps(batch, options)

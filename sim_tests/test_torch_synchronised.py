@@ -38,7 +38,6 @@ def check(ranks: Ranks, case: Case) -> None:
         assert not any(member["reads"] for member in members)
 
 
-@pytest.mark.statement("P1", "P2", "P2g", "run")
 @pytest.mark.parametrize("kind", ["plain", "relu", "add"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

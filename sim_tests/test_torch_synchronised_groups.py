@@ -79,7 +79,6 @@ def train_alone(rank: int, backend: str) -> bool:
     return same and not communication.collectives
 
 
-@pytest.mark.statement("R1")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_group_of_one_is_the_plain_layer(ranks: Ranks, backend: str) -> None:
     assert ranks.run(train_alone, backend) == [True, True]

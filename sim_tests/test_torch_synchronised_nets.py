@@ -28,6 +28,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As on the ranks: threads that wait for each other on a busy machine take longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @cache
 def alone(training: Training) -> Results:
     return train_alone(training)
@@ -77,7 +86,6 @@ def joined(members: list[Results], field: str, factor: float = 1.0) -> Tensors:
     return {name: torch.cat([part[name] for part in parts]) / factor for name in parts[0]}
 
 
-@pytest.mark.statement("net", "P1", "P2", "P2g", "P4")
 @pytest.mark.parametrize("mode", ["two_round", "one_round"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_outputs_cotangents_and_gradients_are_those_of_the_global_batch(
@@ -92,7 +100,6 @@ def test_outputs_cotangents_and_gradients_are_those_of_the_global_batch(
     judge(training, "gradients", members[0].gradients)
 
 
-@pytest.mark.statement("net")
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("sizes", [(8,), (5, 3), (2, 2, 2, 2)], ids=str)
 def test_three_steps_lead_to_the_parameters_of_the_global_batch(
@@ -106,7 +113,6 @@ def test_three_steps_lead_to_the_parameters_of_the_global_batch(
     judge(training, "parameters", members[0].parameters, more)
 
 
-@pytest.mark.statement("net")
 @pytest.mark.parametrize("sizes", [(4, 4), (2, 2, 2, 2)], ids=str)
 def test_convolutions_in_bfloat16(ranks: Ranks, sizes: tuple[int, ...]) -> None:
     """Ranks round their own gradient of a convolution where one alone rounds the sum: half a unit of each."""
@@ -121,7 +127,6 @@ def test_convolutions_in_bfloat16(ranks: Ranks, sizes: tuple[int, ...]) -> None:
     judge(training, "gradients", members[0].gradients, more)
 
 
-@pytest.mark.statement("net")
 @pytest.mark.parametrize("network", ["resnet", "mobilenet"])
 @pytest.mark.parametrize(("sizes", "mode"), [((5, 3), "two_round"), ((2, 2, 2, 2), "one_round")], ids=str)
 def test_residual_and_depthwise_networks(ranks: Ranks, network: str, sizes: tuple[int, ...], mode: str) -> None:
@@ -145,7 +150,6 @@ MORE_KERNELS = [
 ]
 
 
-@pytest.mark.statement("net")
 @pytest.mark.parametrize(
     ("network", "optimiser", "sizes", "mode"),
     [*KERNELS, *(pytest.param(*case, marks=pytest.mark.nightly) for case in MORE_KERNELS)],

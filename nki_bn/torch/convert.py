@@ -149,7 +149,8 @@ def revert_batch_norm(module: Module) -> Module:
     for parent in module.modules():
         for norm_name, relu_name in _neighbours(parent):
             norm, stand_in = parent._modules[norm_name], parent._modules[relu_name]
-            if isinstance(norm, KernelBatchNorm) and isinstance(stand_in, FusedReLU):
+            if type(norm) in _TORCH and isinstance(stand_in, FusedReLU):
+                assert isinstance(norm, KernelBatchNorm)
                 _return(norm)
                 parent._modules[relu_name] = stand_in.relu[0]
     for _, layer in _batch_norms(module):

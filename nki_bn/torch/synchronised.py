@@ -74,11 +74,13 @@ class _Synchronised(torch.autograd.Function):
         ctx.options = call.eps, call.relu, path, by
         ctx.dtypes = [None if p is None else p.dtype for p in (weight, bias)]
         ctx.mark_non_differentiable(*moments)
+        ctx.set_materialize_grads(False)
         return y, *moments
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Any:
+        assert dy is not None, "only y has a gradient, and nothing goes backward without one"
         x, mean, var, count, weight, bias, mask, residual = ctx.saved_tensors
         eps, relu, path, by = ctx.options
         need = list(ctx.needs_input_grad[:4])
