@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-MODES = ("two_round", "one_round")
+from nki_bn.problem import SYNC_MODES
+
+MODES = SYNC_MODES
 
 
 class Group(Protocol):
