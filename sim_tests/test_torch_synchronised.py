@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,3 +91,13 @@ def test_layers_without_this_or_that(ranks: Ranks, backend: str, options: dict[s
 def test_other_ranks_of_inputs(ranks: Ranks, inner: tuple[int, ...]) -> None:
     for sizes in ((2, 2), (1, 1, 0)):
         check(ranks, Case(sizes, inner=inner))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", MODES)
+def test_eight_ranks(tmp_path: Path, mode: str) -> None:
+    with ranks_in(tmp_path, 8) as eight:
+        for sizes in ((1,) * 8, (2, 1, 0, 1, 3, 1, 1, 2)):
+            for backend in ("simulator", "torch"):
+                check(eight, Case(sizes, mode, backend, "add"))
+                check(eight, Case(sizes, mode, backend, mean=1e6, std=1.0))
