@@ -35,6 +35,7 @@ from nki_bn.synchronised import (
     replicas,
     running_statistics,
 )
+from nki_bn.synchronised.exchange import Moments, global_moments
 from nki_bn.tolerances import Arithmetic
 
 NAMES = {"two_round": ["gmu", "gvar", "gdst"], "one_round": ["gmom", "gdst"]}
@@ -221,12 +222,25 @@ def test_one_replica_is_the_plain_kernel_bit_for_bit(dtype: Any, mode: str, relu
 
 def test_equal_means_come_out_exactly_in_one_round() -> None:
     """So that a constant channel is its beta, whatever the counts are; two rounds are off by a rounding or two."""
-    batch = drawn((1, 3, 2))
-    batch.x[:] = 7.3
-    made = {mode: steps(batch, options_of(mode, "none"))[0] for mode in MODES}
-    gaps = {mode: sites[0].forward.statistics.mean - batch.x[0, :, 0, 0] for mode, sites in made.items()}
+    counts, channels = (1, 3, 7, 0, 5), 200
+    constants = np.random.default_rng(0).normal(size=channels).astype(np.float32)
+    gaps = {}
+    for mode in MODES:
+        groups = replicas(len(counts))
+
+        def merged(rank: int, mode: str = mode, groups: list[Replica] = groups) -> Moments:
+            mean = constants if counts[rank] else np.zeros_like(constants)
+            local = Moments(mean, np.zeros_like(mean), np.float32([counts[rank]]))
+            return global_moments(local, groups[rank], "g", mode)
+
+        moments = on_all(groups, merged)[0]
+        gaps[mode] = np.abs(moments.mean - constants) / np.abs(constants)
+        assert moments.total == 16
+        # Of equal values, all of the variance is that of a mean that is off.
+        np.testing.assert_allclose(moments.var, (moments.mean - constants) ** 2, rtol=2.0**-20)
     assert not gaps["one_round"].any()
-    assert np.abs(gaps["two_round"]).max() <= 7.3 * arithmetic_of(batch).reduction
+    reduction = Arithmetic("float32", replicas=len(counts)).reduction
+    assert 0 < gaps["two_round"].max() <= reduction
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

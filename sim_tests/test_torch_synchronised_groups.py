@@ -242,6 +242,36 @@ def test_a_checkpoint_moves_the_statistics_once(ranks: Ranks, reentrant: bool) -
     assert ranks.run(checkpointed, reentrant) == [[True] * 8] * 2
 
 
+def copied(rank: int) -> bool:
+    module = with_drawn_state(nbt.SyncBatchNorm(3, process_group=first_ranks(2), mode="one_round"))
+    model = torch.nn.Sequential(module, module)
+    other = copy.deepcopy(model)
+    same = all(torch.equal(a, b) and a is not b for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    x = drawn((2, 3, 4))
+    return same and other[0] is other[1] is not module and torch.equal(model(x), other(x))
+
+
+def test_a_copy_has_the_same_group(ranks: Ranks) -> None:
+    assert ranks.run(copied) == [True, True]
+
+
+def in_channels_last(rank: int, backend: str) -> Any:
+    """Whether y and dx have the strides of x, and the values they have for contiguous memory."""
+    made = []
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        module = with_drawn_state(nbt.SyncBatchNormReLU(3, backend=backend))
+        x = drawn((2, 3, 4, 5), seed=rank).contiguous(memory_format=memory_format).requires_grad_()
+        y = module(x)
+        y.square().sum().backward()
+        made.append((y.stride() == x.stride() == x.grad.stride(), y.detach(), x.grad))
+    return [last if i == 0 else torch.allclose(last, made[1][i], atol=1e-5) for i, last in enumerate(made[0])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_formats(ranks: Ranks, backend: str) -> None:
+    assert ranks.run(in_channels_last, backend) == [[True] * 3] * 2
+
+
 def frozen_input(rank: int) -> Any:
     """The collectives of a step whose input needs no gradient, and the gradient of the weight."""
     module = nbt.SyncBatchNorm(3, backend="torch")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -56,6 +57,13 @@ class SyncBatchNorm(KernelBatchNorm):
     def extra_repr(self) -> str:
         """That of the plain layer, and the mode."""
         return f"{super().extra_repr()}, mode={self.mode}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """A copy of everything but the process group, which is a connection and cannot be copied."""
+        made = type(self).__new__(type(self))
+        memo |= {id(self): made, id(self.process_group): self.process_group}
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
