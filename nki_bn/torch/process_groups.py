@@ -32,8 +32,18 @@ class ProcessGroup:
     size: int
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """One tensor of several."""
-        return torch.cat(list(parts))
+        """One tensor of several.
+
+        Padded and added. Concatenated parts would share the memory of the result in code compiled by Inductor (torch
+        2.13), and a collective that works in place would change them under who reads them afterwards.
+        """
+        length, joined, before = sum(len(part) for part in parts), None, 0
+        for part in parts:
+            padded = torch.nn.functional.pad(part, (before, length - before - len(part)))
+            joined = padded if joined is None else joined + padded
+            before += len(part)
+        assert joined is not None
+        return joined
 
     def all_reduce(self, name: str, values: Tensor) -> Tensor:
         """The sum over all ranks of ``values``, on each of them."""
@@ -63,7 +73,6 @@ def replicas_of(group: Any) -> ProcessGroup | None:
     return ProcessGroup(chosen.group_name, chosen.size()) if chosen.size() > 1 else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def check_agreement(group: str, layer: int, settings: tuple[tuple[str, float], ...], device: str) -> None:
     """Compare the settings of a layer over the ranks of a group, by a collective at first use.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ from nki_bn.torch.synchronised import Exchange
 Tensor = torch.Tensor
 
 _numbers = itertools.count()
+# By their numbers, which compiled code can hold on to.
+_layers: weakref.WeakValueDictionary[int, SyncBatchNorm] = weakref.WeakValueDictionary()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _agree(number: int, group: str, wide: bool, device: str) -> None:
+    """Compare a layer over the ranks of a group at first use, which in compiled code is when it is compiled."""
+    check_agreement(group, number, _layers[number]._settings(wide), device)
 
 
 class SyncBatchNorm(KernelBatchNorm):
@@ -52,7 +61,11 @@ class SyncBatchNorm(KernelBatchNorm):
     def synchronise(self, process_group: Any, mode: str) -> None:
         """Choose the group and the mode."""
         self.process_group, self.mode = process_group, check_mode(mode)
+        self._register()
+
+    def _register(self) -> None:
         self._number = next(_numbers)
+        _layers[self._number] = self
 
     def extra_repr(self) -> str:
         """That of the plain layer, and the mode."""
@@ -63,7 +76,12 @@ class SyncBatchNorm(KernelBatchNorm):
         made = type(self).__new__(type(self))
         memo |= {id(self): made, id(self.process_group): self.process_group}
         vars(made).update(copy.deepcopy(vars(self), memo))
+        made._register()
         return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._register()
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -74,19 +92,21 @@ class SyncBatchNorm(KernelBatchNorm):
         if group is None:
             return super()._normalise(input, residual)
         call = self._call(input, residual)
-        check_agreement(group.key, self._number, self._settings(input), input.device.type)
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"input has {input.shape[1]} channels; accepted: {self.num_features}, as all ranks have")
+        _agree(self._number, group.key, input.dtype == torch.float64, input.device.type)
         return synchronised.run(call, self.backend, Exchange(group, self.mode))
 
-    def _settings(self, input: Tensor) -> tuple[tuple[str, float], ...]:
+    def _settings(self, wide: bool) -> tuple[tuple[str, float], ...]:
         """What has to be the same on all ranks, as numbers; momentum None is -1."""
         values = {
-            "channels": input.shape[1],
+            "num_features": self.num_features,
             "eps": self.eps,
             "momentum": -1.0 if self.momentum is None else self.momentum,
             "mode (0: two_round, 1: one_round)": MODES.index(self.mode),
             "fused ReLU": self._relu,
             "track_running_stats": self.track_running_stats,
-            "a float64 input": input.dtype == torch.float64,
+            "a float64 input": wide,
         }
         return tuple((name, float(value)) for name, value in values.items())
 
