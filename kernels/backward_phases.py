@@ -21,6 +21,7 @@ from nki_bn.kernels.columns import (
     combine_bands,
     exchange_sums,
     gamma_gradient,
+    split_mean,
 )
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import BackwardPlan, allocate
@@ -128,6 +129,7 @@ def start_columns(tensors: BackwardTensors, work: BackwardWork, index: int) -> N
     for i in range(len(work.blocks)):
         if work.blocks[i].first == index:
             load_block(tensors, work.plan, work.blocks[i])
+            split_mean(work.blocks[i].columns)
             start_block(work.plan, work.blocks[i], work.eps)
 
 

@@ -21,7 +21,6 @@ from nki_bn.kernels.columns import (
     load_column,
     root_step,
     scale_and_shift,
-    split_mean,
     store_column,
 )
 from nki_bn.kernels.plan import BackwardPlan, ResidentForwardPlan, ResidentPlan, TransposedPlan
@@ -48,13 +47,12 @@ class Block(nl.NKIObject):
 
 
 def load_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block) -> None:
-    """Load the columns of a block, and split the mean: phase 1 needs hi."""
+    """Load the columns of a block."""
     load_row(block, MEAN, tensors.means, plan)
     load_row(block, VAR, tensors.variances, plan)
     load_row(block, GAMMA, tensors.gamma, plan)
     if plan.relu == "recompute":
         load_row(block, BETA, tensors.beta, plan)
-    split_mean(block.columns)
 
 
 def load_row(block: Block, at: int, source: nl.NkiTensor, plan: BackwardPlan | ResidentPlan | TransposedPlan) -> None:

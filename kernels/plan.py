@@ -76,6 +76,8 @@ class ResidentPlan(nl.NKIObject):
         slice: columns of the partial sums of Tensor.
         eighths: of eight chunks, so many are combined by Tensor (with ``tensor_sums``, where the mean is folded), or
             have their dy added up by Vector and not by Scalar (without).
+        term_eighths: of eight chunks, so many have their x-term made by Vector and not by Scalar (where the mean is
+            folded, and Tensor does not combine them).
         short_start: the very first chunk is a small one.
         fast: the x-term of dx is held in the output dtype.
         relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.
@@ -102,6 +104,7 @@ class ResidentPlan(nl.NKIObject):
     tensor_sums: bool
     slice: int
     eighths: int
+    term_eighths: int
     short_start: bool
     fast: bool
     relu: str
@@ -155,7 +158,9 @@ class ResidentForwardPlan(nl.NKIObject):
     Attributes:
         strategy: "resident" or "reread".
         shape, dtype, cores, split: as in :class:`BackwardPlan`.
-        group_channels, batch_bands, space_bands, lane_bands, ragged, chunk, slots: as in :class:`ResidentPlan`.
+        group_channels: channels of a group, which lie on partitions together.
+        batch_bands, space_bands, lane_bands, ragged, chunk, slots, short_start: as in :class:`ResidentPlan`.
+        scalar_turns: beside statistics in bfloat16 Scalar subtracts the mean in one of so many chunks, else GpSimd.
         late_slots: number of slots for what is loaded again, or for the first time, after the statistics.
         reread: x is loaded again after the statistics; else it stays in its slot.
         relu, residual, training, need_y, need_mask: as in :class:`ForwardPlan`.
@@ -175,6 +180,8 @@ class ResidentForwardPlan(nl.NKIObject):
     ragged: bool
     chunk: int
     slots: int
+    short_start: bool
+    scalar_turns: int
     late_slots: int
     reread: bool
     relu: bool

@@ -41,6 +41,7 @@ from nki_bn.kernels.resident_stages import (
     combine_on_tensor,
     empty_bank,
     finish,
+    in_first_block,
     load_chunk,
     load_columns,
     mask_chunk,
@@ -170,6 +171,8 @@ def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: 
         done.ready = max(done.ready, done.after)
     if job.number == 0:
         load_ahead(tensors, work, done, job.visit)
+        if not in_first_block(work, job):
+            end_columns(work, done)
         mask_chunk(work, job)
         if job.sums:
             store_residual(tensors, work, job)

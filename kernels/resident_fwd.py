@@ -24,13 +24,16 @@ from nki_bn.kernels.columns import FACTOR, HI, MINUS_HI, SCALE, SHIFT, column
 from nki_bn.kernels.elementwise import pre_activation, rectify
 from nki_bn.kernels.forward_phases import ForwardTensors, writes_columns
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
-from nki_bn.kernels.resident_geometry import Step, extent_of_core, load_step, step_part, steps_of, store_step
+from nki_bn.kernels.resident_fwd_plan import forward_steps
+from nki_bn.kernels.resident_geometry import Step, extent_of_core, load_step, step_part, store_parts, store_step
 from nki_bn.kernels.resident_moments import (
+    MINUS_HI_STEP,
     Turn,
     TurnTiles,
     blocks_of,
     is_narrow,
     load_parameters,
+    moment_steps,
     start_given,
     start_turns,
     turn_step,
@@ -43,8 +46,10 @@ from nki_bn.kernels.sizing import ceil_div
 FIRST_LOADS = 2
 # Steps of the last turn between two chunks, when no statistics are left to be made.
 STEPS_AT_THE_END = 2
+# A chunk of at most so many columns has its mean subtracted by Scalar while the turn of the only group is under way.
+AHEAD_COLUMNS = 1024
 # What Scalar does to a chunk without a ReLU: half of the last pass over it, all of that, the first pass as well.
-# (Half of the first passes in bfloat16 is then left to GpSimd.)
+# (In bfloat16 GpSimd then does the first pass over all but one in ``scalar_turns`` chunks.)
 HALF_A_PASS = 0
 ONE_PASS = 1
 BOTH_PASSES = 2
@@ -77,7 +82,7 @@ class Progress(nl.NKIObject):
 
     ``ready`` chunks have their coefficients. The turn of group ``turning`` (or -1) is at step ``turn``; it has
     ``turn_pieces`` results of bn_stats, and makes the chunks before ``turn_end`` ready. ``pieces`` results belong to
-    the group that is being added up.
+    the group that is being added up. In chunk ``centred`` the mean is subtracted already.
     """
 
     loaded: int = 0
@@ -91,6 +96,7 @@ class Progress(nl.NKIObject):
     pieces: int = 0
     turn_pieces: int = 0
     turn_end: int = 0
+    centred: int = -1
 
 
 def normalise_groups(
@@ -139,7 +145,7 @@ def start_ring(
         turn = start_turns(extent, plan)
     ring = ForwardRing(
         plan,
-        steps_of(extent, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk),
+        forward_steps(plan, extent),
         allocate(plan.buffers, "x", lanes),
         allocate(plan.buffers, "again", lanes),
         allocate(plan.buffers, "residual", lanes),
@@ -258,10 +264,23 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
     block = block_of(ring.blocks, done.turning)
     pieces = ring.pieces[done.turning % 2][0 : block.lanes, 0 : 6 * done.turn_pieces]
     turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), ring.turn, ring.eps, done.turn)
+    if done.turn >= moment_steps(ring.plan, block) + MINUS_HI_STEP:
+        centre_ahead(ring, done)
     done.turn += 1
     if done.turn == turn_steps(ring.plan, block):
         done.turning = -1
         done.ready = done.turn_end
+
+
+def centre_ahead(ring: ForwardRing, done: Progress) -> None:
+    """Scalar, which stands still during the turn of an only group, begins with its first chunk."""
+    plan = ring.plan
+    if plan.dtype != nl.bfloat16 or not is_narrow(plan) or plan.reread or done.summed < len(ring.steps):
+        return
+    step = ring.steps[0]
+    if done.ready == 0 and done.centred < 0 and step.tile.width() <= AHEAD_COLUMNS:
+        done.centred = 0
+        subtract_beside(plan, y_part(ring, step, 0), columns_of(ring, step), 0)
 
 
 def form_chunk(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> None:
@@ -271,12 +290,12 @@ def form_chunk(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> No
         return
     if done.formed < done.ready:
         load_ahead(tensors, ring, done)
-        normalise_chunk(ring, ring.steps[done.formed], done.formed, scalar_part(ring, done))
+        normalise_chunk(ring, done.formed, scalar_part(ring, done), done.formed == done.centred)
         done.formed += 1
         if done.formed - 1 <= done.stored:
             return
     if done.stored < done.formed:
-        store_chunk(tensors, ring, ring.steps[done.stored], done.stored)
+        store_chunk(tensors, ring, done.stored)
         done.stored += 1
 
 
@@ -298,37 +317,72 @@ def scalar_part(ring: ForwardRing, done: Progress) -> int:
     return HALF_A_PASS
 
 
-def normalise_chunk(ring: ForwardRing, step: Step, at: int, by_scalar: int) -> None:
-    """y of a chunk in the place of its x, and the mask; ``by_scalar`` is what Scalar does without a ReLU."""
+def parts_of(ring: ForwardRing, at: int) -> list[Step]:
+    """The parts that a chunk is formed and stored in: two in the last one, since nothing can be done beside its end."""
+    return store_parts(ring.steps[at], 0, at == len(ring.steps) - 1)
+
+
+def normalise_chunk(ring: ForwardRing, at: int, by_scalar: int, centred: bool) -> None:
+    """y of a chunk in the place of its x, and the mask.
+
+    ``by_scalar`` is what Scalar does without a ReLU; ``centred``: the mean is subtracted already.
+    """
+    parts = parts_of(ring, at)
+    start = 0
+    for i in range(len(parts)):
+        columns = nl.ds(start, parts[i].tile.width())
+        if ring.plan.relu:
+            rectify_part(ring, at, columns)
+        else:
+            if not centred:
+                subtract_part(ring, at, columns, by_scalar)
+            shift_part(ring, at, columns, by_scalar)
+        start += parts[i].tile.width()
+
+
+def rectify_part(ring: ForwardRing, at: int, part: nl.ds) -> None:
+    """y through the ReLU, and the mask, in some columns of a chunk."""
     plan = ring.plan
-    y = y_part(ring, step, at)
-    columns = columns_of(ring, step)
+    step = ring.steps[at]
+    y = y_part(ring, step, at)[:, part]
+    value = step_part(ring.values, at, step)[:, part]
     residual = None
     if plan.residual:
-        residual = step_part(ring.residual_slots, at, step)
-    if plan.relu:
-        value = step_part(ring.values, at, step)
-        pre_activation(value, y, residual, columns)
-        mask = None
-        if plan.need_mask:
-            mask = step_part(ring.mask_slots, at, step)
-        rectify(y, value, mask, step_part(ring.stopped, at, step))
-        return
-    if is_narrow(plan) and by_scalar == BOTH_PASSES:
-        subtract_beside(plan, y, columns, at)
+        residual = step_part(ring.residual_slots, at, step)[:, part]
+    pre_activation(value, y, residual, columns_of(ring, step))
+    mask = None
+    if plan.need_mask:
+        mask = step_part(ring.mask_slots, at, step)[:, part]
+    rectify(y, value, mask, step_part(ring.stopped, at, step)[:, part])
+
+
+def subtract_part(ring: ForwardRing, at: int, part: nl.ds, by_scalar: int) -> None:
+    """The first pass over some columns of a chunk."""
+    step = ring.steps[at]
+    x = y_part(ring, step, at)[:, part]
+    if is_narrow(ring.plan) and by_scalar == BOTH_PASSES:
+        subtract_beside(ring.plan, x, columns_of(ring, step), at)
     else:
-        subtract_mean(plan, y, columns)
-    if residual == None:
-        shared = 0
-        if is_narrow(plan) and by_scalar == HALF_A_PASS:
-            shared = step.tile.width() // 2
-        if shared > 0:
-            add_shift(plan, y[:, 0:shared], y[:, 0:shared], columns, True)
-        add_shift(plan, y[:, shared:], y[:, shared:], columns, False)
-    else:
-        value = step_part(ring.values, at, step)
+        subtract_mean(ring.plan, x, columns_of(ring, step))
+
+
+def shift_part(ring: ForwardRing, at: int, part: nl.ds, by_scalar: int) -> None:
+    """The second pass, and the residual, over some columns of a chunk."""
+    plan = ring.plan
+    step = ring.steps[at]
+    y = y_part(ring, step, at)[:, part]
+    columns = columns_of(ring, step)
+    if plan.residual:
+        value = step_part(ring.values, at, step)[:, part]
         add_shift(plan, value, y, columns, False)
-        nisa.tensor_tensor(dst=y, data1=value, data2=residual, op=nl.add)
+        nisa.tensor_tensor(dst=y, data1=value, data2=step_part(ring.residual_slots, at, step)[:, part], op=nl.add)
+        return
+    shared = 0
+    if is_narrow(plan) and by_scalar == HALF_A_PASS:
+        shared = y.shape[1] // 2
+    if shared > 0:
+        add_shift(plan, y[:, 0:shared], y[:, 0:shared], columns, True)
+    add_shift(plan, y[:, shared:], y[:, shared:], columns, False)
 
 
 def subtract_mean(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiTensor) -> None:
@@ -348,7 +402,7 @@ def subtract_beside(plan: ResidentForwardPlan, x: nl.NkiTensor, columns: nl.NkiT
     minus_hi = column(columns, MINUS_HI)
     if plan.dtype == nl.float16:
         nisa.activation(dst=x, op=nl.copy, data=x, scale=column(columns, FACTOR), bias=minus_hi)
-    elif at % 2 == 0:
+    elif at % plan.scalar_turns == 0:
         nisa.activation(dst=x, op=nl.copy, data=x, bias=minus_hi)
     else:
         repeated = minus_hi.broadcast(1, x.shape[1])
@@ -371,8 +425,14 @@ def add_shift(
         nisa.activation(dst=dst, op=nl.copy, data=data, bias=shift)
 
 
-def store_chunk(tensors: ForwardTensors, ring: ForwardRing, step: Step, at: int) -> None:
+def store_chunk(tensors: ForwardTensors, ring: ForwardRing, at: int) -> None:
     """Store y of a chunk, and the mask."""
-    store_step(tensors.y, y_part(ring, step, at), step)
-    if ring.plan.need_mask:
-        store_step(tensors.mask, step_part(ring.mask_slots, at, step), step)
+    step = ring.steps[at]
+    parts = parts_of(ring, at)
+    start = 0
+    for i in range(len(parts)):
+        columns = nl.ds(start, parts[i].tile.width())
+        store_step(tensors.y, y_part(ring, step, at)[:, columns], parts[i])
+        if ring.plan.need_mask:
+            store_step(tensors.mask, step_part(ring.mask_slots, at, step)[:, columns], parts[i])
+        start += parts[i].tile.width()

@@ -7,7 +7,7 @@ import nki.language as nl
 
 from nki_bn.kernels.columns import COLUMN_COUNT
 from nki_bn.kernels.plan import Buffer, ResidentForwardPlan, total_bytes
-from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, steps_in_bands
 from nki_bn.kernels.resident_layout import GroupSize, ResidentLayout, group_size, has_last_block
 from nki_bn.kernels.sizing import ceil_div
 
@@ -22,11 +22,28 @@ class ForwardLayout(nl.NKIObject):
     space_bands: int
     chunk: int
     slots: int
+    short_start: bool = False
+    scalar_turns: int = 2
 
 
 def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
     """The free choices of a plan."""
-    return ForwardLayout(plan.split, plan.group_channels, plan.batch_bands, plan.space_bands, plan.chunk, plan.slots)
+    return ForwardLayout(
+        plan.split,
+        plan.group_channels,
+        plan.batch_bands,
+        plan.space_bands,
+        plan.chunk,
+        plan.slots,
+        plan.short_start,
+        plan.scalar_turns,
+    )
+
+
+def forward_steps(plan: ResidentForwardPlan, extent: Extent) -> list[Step]:
+    """All chunks of a core with this extent."""
+    widths = (plan.batch_bands, plan.space_bands, plan.chunk)
+    return steps_in_bands(extent, plan.group_channels, 1, widths, widths, plan.short_start)
 
 
 def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout) -> GroupSize:
@@ -45,7 +62,7 @@ def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout)
         layout.slots,
         False,
         0,
-        False,
+        layout.short_start,
     )
     return group_size(shape, cores, same)
 
@@ -80,13 +97,7 @@ def resident_forward_plan(
     strategy = "resident"
     if reread:
         strategy = "reread"
-    buffers = slot_buffers(dtype, layout.slots, late_slots, size, reread and need_y, training, fused)
-    if training:
-        add_turn_buffers(buffers, size, size.bands)
-    narrow = dtype != nl.float32 and not relu
-    add_column_buffers(buffers, dtype, max(owned // channels, 1), "", narrow)
-    if has_last_block(owned, channels) or has_last_block(other, channels):
-        add_column_buffers(buffers, dtype, 1, "last ", narrow)
+    buffers = forward_buffers(dtype, layout, late_slots, size, reread, training, fused, (owned, other))
     return ResidentForwardPlan(
         strategy,
         shape,
@@ -100,6 +111,8 @@ def resident_forward_plan(
         size.ragged,
         layout.chunk,
         layout.slots,
+        layout.short_start,
+        layout.scalar_turns,
         late_slots,
         reread,
         relu,
@@ -110,6 +123,30 @@ def resident_forward_plan(
         tuple(buffers),
         total_bytes(buffers),
     )
+
+
+def forward_buffers(
+    dtype: str,
+    layout: ForwardLayout,
+    late_slots: int,
+    size: GroupSize,
+    reread: bool,
+    training: bool,
+    fused: tuple[bool, bool, bool, bool],
+    channels: tuple[int, int],
+) -> list[Buffer]:
+    """What is allocated; ``channels`` of core 0, of the last core; the rest as for :func:`resident_forward_plan`."""
+    need_y, relu, need_mask, residual = fused
+    owned, other = channels
+    in_group = min(layout.group_channels, owned)
+    buffers = slot_buffers(dtype, layout.slots, late_slots, size, reread and need_y, training, fused)
+    if training:
+        add_turn_buffers(buffers, size, size.bands)
+    narrow = dtype != nl.float32 and not relu
+    add_column_buffers(buffers, dtype, max(owned // in_group, 1), "", narrow)
+    if has_last_block(owned, in_group) or has_last_block(other, in_group):
+        add_column_buffers(buffers, dtype, 1, "last ", narrow)
+    return buffers
 
 
 def slot_buffers(

@@ -40,6 +40,7 @@ class ResidentLayout(nl.NKIObject):
     slots: int
     tensor_sums: bool
     eighths: int
+    term_eighths: int
     short_start: bool
 
 
@@ -57,6 +58,7 @@ def layout_of(plan: ResidentPlan) -> ResidentLayout:
         plan.slots,
         plan.tensor_sums,
         plan.eighths,
+        plan.term_eighths,
         plan.short_start,
     )
 
@@ -236,6 +238,7 @@ def resident_plan(task: BackwardTask, layout: ResidentLayout, strategy: str = "r
         layout.tensor_sums,
         slice_of(size.widest, size.set_columns),
         layout.eighths,
+        layout.term_eighths,
         layout.short_start,
         task.fast and task.folded(),
         task.relu,

@@ -41,8 +41,10 @@ from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
 
 # Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
 BAND_STEPS = 7
-# Without bands and cores to merge the lanes' moments are those of the channels.
-LANE_STEPS = 2
+# The step of the coefficients that ends with -hi.
+MINUS_HI_STEP = 3
+# Groups from which on the columns of one lie so far apart that bn_aggr would write them at half its rate.
+FAR_GROUPS = 4
 # The largest number of each 16-bit format.
 LARGEST_BFLOAT16 = 3.3895313892515355e38
 LARGEST_FLOAT16 = 65504.0
@@ -194,12 +196,36 @@ def merges(plan: ResidentForwardPlan, block: Block) -> bool:
 
 def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
     """Steps of a turn."""
-    steps = LANE_STEPS
-    if merges(plan, block):
-        steps = BAND_STEPS
+    steps = moment_steps(plan, block)
     if plan.need_y:
         steps += coefficient_steps(plan)
     return steps
+
+
+def moment_steps(plan: ResidentForwardPlan, block: Block) -> int:
+    """Steps to mean and variance; without bands and cores to merge the moments of lanes are those of channels."""
+    if merges(plan, block):
+        return BAND_STEPS
+    return lane_steps(block.sets)
+
+
+def lane_steps(groups: int) -> int:
+    """Steps of :func:`lane_step` with so many groups in a block."""
+    if groups < FAR_GROUPS:
+        return 1
+    return 2
+
+
+def lane_step(block: Block, columns: nl.NkiTensor, tiles: TurnTiles, pieces: nl.NkiTensor, step: int) -> None:
+    """The moments of lanes into their columns."""
+    moments = columns[:, MEAN : VAR + 1, 0]
+    own = tiles.own[0 : block.lanes, :]
+    if block.sets < FAR_GROUPS:
+        nisa.bn_aggr(dst=moments, data=pieces)
+    elif step == 0:
+        nisa.bn_aggr(dst=own, data=pieces)
+    else:
+        nisa.tensor_copy(dst=moments, src=own)
 
 
 def turn_step(
@@ -209,16 +235,14 @@ def turn_step(
     block = turn.block
     at = turn.group - block.first
     columns = set_columns(block, turn.group)
-    first = LANE_STEPS
-    if merges(plan, block):
-        first = BAND_STEPS
-    if step == 0:
-        nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
-    if step < first and first == BAND_STEPS:
+    first = moment_steps(plan, block)
+    if step < first and merges(plan, block):
+        if step == 0:
+            nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
         band_step(tensors, plan, block, columns, tiles, step)
-    elif step == 1:
-        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.own[0 : block.lanes, :])
-    elif step >= first:
+    elif step < first:
+        lane_step(block, columns, tiles, turn.pieces, step)
+    else:
         rounded = None
         if is_narrow(plan):
             rounded = block.rounded[:, at : at + 1]
@@ -314,7 +338,7 @@ def narrow_step(plan: ResidentForwardPlan, columns: nl.NkiTensor, rounded: nl.Nk
         nisa.tensor_copy(dst=hi, src=rounded, engine=nisa.engine.gpsimd)
     if step == 2:
         nisa.tensor_tensor(dst=column(columns, LO), data1=column(columns, MEAN), data2=hi, op=nl.subtract)
-    if step == 3:
+    if step == MINUS_HI_STEP:
         nisa.tensor_scalar(dst=minus_hi, data=hi, op0=nl.multiply, operand0=-1.0)
     if plan.dtype == nl.float16:
         if step == 4:

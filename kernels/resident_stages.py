@@ -9,7 +9,7 @@ import nki.language as nl
 from nki_bn.kernels.backward_phases import center
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.column_blocks import BLOCK_STEPS, Block, block_of, block_step, load_block, set_columns
-from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns
+from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns, split_mean
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import ResidentPlan, allocate
 from nki_bn.kernels.resident_geometry import Extent, Step, load_step, set_part, step_part, store_parts, store_step
@@ -20,6 +20,8 @@ from nki_bn.kernels.tensor_work import TensorWork, accumulate, allocate_tensor_w
 
 # Groups at the end whose dx is made after all products: turns take about one group.
 DRAINED_GROUPS = 2
+# Groups at the beginning whose products are formed before all dx.
+LEADING_GROUPS = 2
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,16 @@ def add_block(blocks: list[Block], extent: Extent, plan: ResidentPlan, first: in
 
 
 def load_columns(tensors: BackwardTensors, work: ResidentWork) -> None:
-    """Load the columns of all sets."""
+    """Load the columns of all sets, and split the means that the first groups need."""
     for i in range(len(work.blocks)):
         load_block(tensors, work.plan, work.blocks[i])
+    if len(work.blocks) > 0:
+        split_mean(work.blocks[0].columns)
+
+
+def in_first_block(work: ResidentWork, job: Job) -> bool:
+    """Whether the means of a job are split from the start."""
+    return job.step.first_set < work.blocks[0].first + work.blocks[0].sets
 
 
 def column_steps(work: ResidentWork) -> int:
@@ -135,6 +144,8 @@ def column_step(work: ResidentWork, eps: float, count: int, number: int) -> None
     """One of these steps."""
     block = work.blocks[number // (BLOCK_STEPS + 1)]
     at = number % (BLOCK_STEPS + 1)
+    if at == 0 and number > 0:
+        split_mean(block.columns)
     if at < BLOCK_STEPS:
         block_step(work.plan, block, eps, at)
     elif needs_input_sums(work.plan):
@@ -240,10 +251,31 @@ def sum_gradient(work: ResidentWork, at: int) -> None:
     if plan.ragged and job.step.group > 1 and job.step.partial == 0 and set_in_group(job) == 0:
         # The tile is another group's, and units of fewer lanes than the set leave the partials of the others alone.
         nisa.memset(dst=work.partials[job.step.group % 2], value=0.0)
-    if at * plan.eighths % 8 < plan.eighths or at >= len(work.jobs) - helped_jobs(len(work.jobs)):
+    if vector_adds(plan, job.step.group, at) or at >= len(work.jobs) - helped_jobs(len(work.jobs)):
         add_columns(partial_of(work, job, 0), dy)
     else:
         sum_by_scalar(temporary(work.copies, at, job), dy, partial_of(work, job, 0))
+
+
+def vector_adds(plan: ResidentPlan, group: int, at: int) -> bool:
+    """Whether Vector adds up dy of job ``at``, of group number ``group``.
+
+    Where Vector makes x-terms it does so in the first groups only, which have no phase 2 beside their phase 1.
+    """
+    if plan.term_eighths > 0 and group >= LEADING_GROUPS:
+        return False
+    return at * plan.eighths % 8 < plan.eighths
+
+
+def vector_terms(plan: ResidentPlan, later: int, at: int) -> bool:
+    """Whether Vector makes the x-term of job ``at``, after whose group ``later`` others come.
+
+    It makes fewer in the last groups, which have no phase 1 beside their phase 2.
+    """
+    eighths = plan.term_eighths
+    if later < DRAINED_GROUPS:
+        eighths = max(eighths - 4, 0)
+    return plan.folded and at * eighths % 8 < eighths
 
 
 def helped_jobs(jobs: int) -> int:
@@ -299,9 +331,10 @@ def on_tensor(work: ResidentWork, at: int) -> bool:
 
 
 def prepare(work: ResidentWork, at: int) -> None:
-    """What the combination of a job takes from Scalar: the diagonals of Tensor, or the x-term of dx.
+    """What the combination of a job takes beforehand: the diagonals of Tensor, or the x-term of dx.
 
-    That is slope*x + offset, or x - hi where the mean is not folded.
+    That is slope*x + offset, or x - hi where the mean is not folded. Scalar makes it, or Vector for as many of eight
+    jobs as the plan says.
     """
     job = work.jobs[at]
     if not job.gradient or not needs_input_sums(work.plan):
@@ -312,7 +345,16 @@ def prepare(work: ResidentWork, at: int) -> None:
         return
     x = job_part(work.x_slots, job)
     term = temporary(work.terms, at, job)
-    if work.plan.folded:
+    if vector_terms(work.plan, work.jobs[-1].step.group - job.step.group, at):
+        nisa.tensor_scalar(
+            dst=term,
+            data=x,
+            op0=nl.multiply,
+            operand0=column(columns, SLOPE),
+            op1=nl.add,
+            operand1=column(columns, OFFSET),
+        )
+    elif work.plan.folded:
         affine(term, x, SLOPE, columns)
     else:
         center(term, x, columns)

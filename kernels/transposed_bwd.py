@@ -22,7 +22,16 @@ import nki.language as nl
 from nki_bn.kernels.backward_phases import input_term
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.column_blocks import load_block, start_block, store_block
-from nki_bn.kernels.columns import HI, SCALE, SUMS, column, exchange_sums, gamma_gradient, input_coefficients
+from nki_bn.kernels.columns import (
+    HI,
+    SCALE,
+    SUMS,
+    column,
+    exchange_sums,
+    gamma_gradient,
+    input_coefficients,
+    split_mean,
+)
 from nki_bn.kernels.elementwise import passed, pre_activation
 from nki_bn.kernels.plan import TransposedPlan, allocate
 from nki_bn.kernels.sizing import ceil_div
@@ -50,6 +59,7 @@ def transposed_gradients(tensors: BackwardTensors, plan: TransposedPlan, eps: fl
     ground = ground_of(plan)
     for i in range(len(ground.blocks)):
         load_block(tensors, plan, ground.blocks[i])
+        split_mean(ground.blocks[i].columns)
         start_block(plan, ground.blocks[i], eps)
     work = allocate_work(tensors, plan, ground, count)
     run_steps(work, steps_of(work.scope))

@@ -121,15 +121,11 @@ class TransposedForward(nl.NKIObject):
             store_results(self, step, at, rows_of(self.ground, self.scope, step))
 
 
-def allocate_work(
-    tensors: ForwardTensors, plan: TransposedForwardPlan, ground: Ground, eps: float
-) -> TransposedForward:
-    """The tiles of the plan's list."""
-    lanes = nl.tile_size.pmax
-    blocks = ceil_div(ground.extent.channels, ground.size)
+def scope_of(plan: TransposedForwardPlan, ground: Ground) -> Scope:
+    """What this core has to do."""
     turns = plan.training and plan.need_y
-    scope = Scope(
-        blocks,
+    return Scope(
+        ceil_div(ground.extent.channels, ground.size),
         plan.group_blocks,
         len(ground.chunks),
         plan.slots,
@@ -139,12 +135,19 @@ def allocate_work(
         plan.need_y,
         plan.reload and turns,
     )
+
+
+def allocate_work(
+    tensors: ForwardTensors, plan: TransposedForwardPlan, ground: Ground, eps: float
+) -> TransposedForward:
+    """The tiles of the plan's list."""
+    lanes = nl.tile_size.pmax
     return TransposedForward(
         tensors,
         plan,
         eps,
         ground,
-        scope,
+        scope_of(plan, ground),
         piece_widths(ground.chunks),
         allocate(plan.buffers, "x", lanes),
         allocate(plan.buffers, "residual", lanes),

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, ResidentPlan, TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.resident_geometry import extent_of_core
-from nki_bn.kernels.resident_layout import group_size, layout_of
+from nki_bn.kernels.resident_layout import group_size
+from nki_bn.kernels.resident_layout import layout_of as resident_layout_of
 from nki_bn.kernels.resident_turn import combines_by_tensor
 from nki_bn.kernels.sizing import PARTITIONS, ceil_div, geometry_of, width_of
+from nki_bn.kernels.transposed_layout import block_size, row_chunks
 from nki_bn.predict import Plan
 
 # Chunks that a share of an engine is counted in.
@@ -17,6 +19,7 @@ STRATEGIES = {
     "resident": "every element is read once and written once; one group of channels at a time stays in SBUF",
     "reread": "two passes over one group of channels at a time; every element is read twice and written once",
     "staged": "two passes over tiles of 128 channels; the gradient that leaves SBUF in between is staged as bfloat16",
+    "transposed": "rows are loaded as they lie, batches on partitions; Tensor turns blocks of channels, and back",
     "two_read": "two passes over tiles of 128 channels; x is read again where it leaves SBUF in between",
 }
 _SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "spatial": "half of the positions"}
@@ -25,7 +28,9 @@ _SPLITS = {"channel": "half of the channels", "batch": "half of the batches", "s
 def words_of(plan: Plan) -> dict[str, str]:
     """The layout as (what, how) in the order of reading."""
     words = {"cores": "1, with all of the work" if plan.cores == 1 else f"2, each with {_SPLITS[plan.split]}"}
-    return words | (_resident(plan) if isinstance(plan, ResidentPlan) else _tiled(plan))
+    if isinstance(plan, ResidentPlan):
+        return words | _resident(plan)
+    return words | (_transposed(plan) if isinstance(plan, TransposedPlan | TransposedForwardPlan) else _tiled(plan))
 
 
 def brief(plan: Plan) -> str:
@@ -35,7 +40,16 @@ def brief(plan: Plan) -> str:
             f"groups of {plan.group_sets} x {plan.set_channels} channels, {plan.batch_bands} x {plan.space_bands} "
             f"bands, chunks of {_widest(plan)}, {plan.slots} slots, {_engines(plan)}"
         )
+    if isinstance(plan, TransposedPlan | TransposedForwardPlan):
+        again = ", rows read twice" if plan.reload else ""
+        blocks, tiles = counted(plan.group_blocks, "block"), counted(plan.tiles, "tile")
+        return f"split by {plan.split}, {blocks} a group, {tiles} a slot, {plan.slots} slots{again}"
     return f"tiles of {plan.f_tile} columns, {plan.interleave} slots"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, which forms its plural with an s."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def owned_part(plan: Plan) -> float:
@@ -43,7 +57,7 @@ def owned_part(plan: Plan) -> float:
     batch, channels, positions = plan.shape
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
     owned = extent.channels
-    if plan.split == "channel" and not isinstance(plan, ResidentPlan):
+    if plan.split == "channel" and isinstance(plan, BackwardPlan | ForwardPlan):
         owned = min(channels, ceil_div(ceil_div(channels, PARTITIONS), 2) * PARTITIONS)
     part: float = owned * extent.batches * extent.length / (batch * channels * positions)
     return part
@@ -51,14 +65,17 @@ def owned_part(plan: Plan) -> float:
 
 def _resident(plan: ResidentPlan) -> dict[str, str]:
     owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
-    sets, chunks = ceil_div(owned, plan.set_channels), group_size(plan.shape, plan.cores, layout_of(plan)).chunks
-    groups, lanes = ceil_div(sets, plan.group_sets), plan.lane_bands * plan.set_channels
+    sets, chunks = (
+        ceil_div(owned, plan.set_channels),
+        group_size(plan.shape, plan.cores, resident_layout_of(plan)).chunks,
+    )
+    groups = ceil_div(sets, plan.group_sets)
     ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
     return {
         "sets": f"{sets} on a core, of {plan.set_channels} channels, which lie on partitions together",
         "groups": f"{groups} on a core, of {plan.group_sets} sets, which have their turn together",
         "bands": f"{plan.lane_bands} a channel ({plan.batch_bands} of batches x {plan.space_bands} of positions): "
-        f"{lanes} of {PARTITIONS} partitions",
+        f"{plan.lane_bands * plan.set_channels} of {PARTITIONS} partitions",
         "chunks": f"{chunks} a group, of at most {_widest(plan)} columns",
         "slots": f"{plan.slots}, {ring}" if plan.strategy == "resident" else f"{plan.slots}",
         "sums": _sums(plan),
@@ -69,7 +86,9 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
 def _engines(plan: ResidentPlan) -> str:
     """Who adds up, and what another engine takes over."""
     share = f"{plan.eighths}/{_EIGHTHS}"
-    return f"Tensor adds, combines {share}" if plan.tensor_sums else f"Scalar adds, Vector {share} of dy"
+    if plan.tensor_sums:
+        return f"Tensor adds, combines {share}"
+    return f"Scalar adds, Vector {share} of dy" + (f", x-terms {plan.term_eighths}/{_EIGHTHS}" if plan.folded else "")
 
 
 def _sums(plan: ResidentPlan) -> str:
@@ -89,7 +108,30 @@ def _combinations(plan: ResidentPlan) -> str:
         return "by Scalar and Vector, which end it in turns"
     term = f", the x-term in {plan.dtype}" if plan.fast else ""
     tensor = f", but in {plan.eighths} of {_EIGHTHS} chunks by Tensor and Scalar" if combines_by_tensor(plan) else ""
-    return f"by Scalar and Vector{term}{tensor}"
+    vector = f", which also makes the x-term in {plan.term_eighths} of {_EIGHTHS} chunks" if plan.term_eighths else ""
+    return f"by Scalar and Vector{vector}{term}{tensor}"
+
+
+def _transposed(plan: TransposedPlan | TransposedForwardPlan) -> dict[str, str]:
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    size = block_size(plan.shape, plan.split, plan.cores)
+    blocks = ceil_div(extent.channels, size)
+    chunks = row_chunks(extent, plan.tiles, plan.positions, plan.dtype)
+    rows, columns = max(chunk.rows for chunk in chunks), max(chunk.columns() for chunk in chunks)
+    groups = ceil_div(blocks, plan.group_blocks)
+    if plan.reload:
+        ring = "rows are read again in the second phase"
+    elif plan.slots >= groups * len(chunks):
+        ring = "room for all rows"
+    else:
+        ring = f"room for {plan.slots / len(chunks):.1f} groups"
+    return {
+        "blocks": f"{blocks} on a core, of at most {size} channels",
+        "groups": f"{groups}, of {counted(plan.group_blocks, 'block')}",
+        "chunks": f"{len(chunks)} a group, of at most {counted(plan.tiles, 'tile')} of {rows} batches on partitions: "
+        f"{columns} columns a block once turned",
+        "slots": f"{plan.slots}, {ring}",
+    }
 
 
 def _tiled(plan: BackwardPlan | ForwardPlan) -> dict[str, str]:

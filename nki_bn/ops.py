@@ -221,7 +221,16 @@ def _check_plan(plan: Any, kinds: tuple[type, ...], problem: Problem, asked: dic
 def _check_sizes(plan: Any, target: str) -> None:
     """Refuse a ``plan`` that contradicts itself, or does not fit into SBUF of the ``target``."""
     # Each strategy has some of them.
-    resident = ("set_channels", "group_sets", "batch_bands", "space_bands", "chunk", "slots", "late_slots")
+    resident = (
+        "set_channels",
+        "group_sets",
+        "batch_bands",
+        "space_bands",
+        "chunk",
+        "slots",
+        "late_slots",
+        "scalar_turns",
+    )
     for field in ("bands", "f_tile", "interleave", "group_channels", *resident, "group_blocks", "tiles", "positions"):
         size = getattr(plan, field, 1)
         if not isinstance(size, int) or size < 1:

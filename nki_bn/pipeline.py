@@ -76,11 +76,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results are seen."""
+    """``count`` instructions of Tensor: ns that they keep it when warm, and from their end until results can be used.
+
+    ``weights``: ns that come first if Tensor stood idle, ``least``: what they keep it at least.
+    """
 
     count: int
     busy: float
     latency: float
+    weights: float = 0.0
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,16 @@ class Transfer:
     work: float
     shared: float
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the queue of Sync loads meanwhile: ns of one of its descriptors, the share of the time that the engines work
+    for it, and when it would be through alone."""
+
+    descriptor: float
+    share: float
+    end: float
 
 
 class Paces:
@@ -109,14 +124,28 @@ class Paces:
     def vector(self, name: str, columns: float) -> Duration:
         """An instruction of the class ``name`` on Vector, over ``columns`` elements of a lane.
 
-        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition.
+        The class ``pointed`` is tensor_scalar to or from float32 with an operand of one value per partition,
+        ``pointed_16bit`` the same between tiles of 16 bits.
         """
         found = self._durations.get((name, columns))
         if found is not None:
             return found
+        return self._remember(name, self._vector_cost(name), columns, self.timing.clock.vector)
+
+    def vector_psum(self, name: str, columns: float) -> Duration:
+        """The same with an operand in PSUM."""
+        found = self._durations.get((f"{name} psum", columns))
+        if found is not None:
+            return found
+        cost, least = self._vector_cost(name), self.timing.vector.psum
+        cost = Cost(max(cost.cycles, least.cycles), cost.occupancy, max(cost.latency, least.latency))
+        return self._remember(f"{name} psum", cost, columns, self.timing.clock.vector)
+
+    def _vector_cost(self, name: str) -> Cost:
         vector = self.timing.vector
-        cost = replace(vector.pointer, cycles=vector.plain.cycles) if name == "pointed" else getattr(vector, name)
-        return self._remember(name, cost, columns, self.timing.clock.vector)
+        pointed = {"pointed": vector.plain, "pointed_16bit": vector.scalar_16bit}
+        cost: Cost = replace(vector.pointer, cycles=pointed[name].cycles) if name in pointed else getattr(vector, name)
+        return cost
 
     def scalar(self, columns: float, pointers: int = 0) -> Duration:
         """An activation from SBUF with ``pointers`` operands of one value per partition."""
@@ -128,23 +157,31 @@ class Paces:
         cost = Cost(cost.cycles, cost.occupancy + count * extra.occupancy, cost.latency + count * extra.latency)
         return self._remember(name, cost, columns, self.timing.clock.scalar)
 
-    def accumulated(self, columns: float) -> Duration:
-        """An activation whose sum is read out, which starts when the engine has let go of the activation."""
-        found = self._durations.get(("accumulated", columns))
+    def accumulated(self, columns: float, psum: bool = False) -> Duration:
+        """An activation (from PSUM) whose sum is read out, which starts when the engine lets go of the activation."""
+        name = "accumulated psum" if psum else "accumulated"
+        found = self._durations.get((name, columns))
         if found is not None:
             return found
-        cost, out = self.timing.scalar.activation, self.timing.scalar.read_out
+        scalar = self.timing.scalar
+        cost, out = scalar.activation_psum if psum else scalar.activation, scalar.read_out
         cost = Cost(cost.cycles, cost.occupancy + out.occupancy, cost.occupancy + out.latency)
-        return self._remember("accumulated", cost, columns, self.timing.clock.scalar)
+        return self._remember(name, cost, columns, self.timing.clock.scalar)
 
-    def emptied(self, columns: float) -> Duration:
-        """An activation from PSUM with two operands of one value per partition."""
-        found = self._durations.get(("emptied", columns))
+    def emptied(self, columns: float, pointers: int = 2) -> Duration:
+        """An activation from PSUM with one or two operands of one value per partition."""
+        name = f"emptied {pointers}"
+        found = self._durations.get((name, columns))
         if found is not None:
             return found
         cost, extra = self.timing.scalar.activation_psum, self.timing.scalar.extra_pointer
-        cost = Cost(cost.cycles, cost.occupancy + extra.occupancy, cost.latency + extra.latency)
-        return self._remember("emptied", cost, columns, self.timing.clock.scalar)
+        more = pointers - 1
+        cost = Cost(cost.cycles, cost.occupancy + more * extra.occupancy, cost.latency + more * extra.latency)
+        return self._remember(name, cost, columns, self.timing.clock.scalar)
+
+    def copied(self, columns: float) -> Duration:
+        """A copy from PSUM by Scalar."""
+        return self._remember("copied", self.timing.scalar.copy_psum, columns, self.timing.clock.scalar)
 
     def products(self, columns: int, slice_columns: int, times: int, wide: bool) -> Products:
         """``times`` products over ``columns`` moving columns, in slices; ``wide``: float32 with zeros and ones."""
@@ -158,9 +195,19 @@ class Paces:
         latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
         return Products(times * count, times * busy, latency)
 
-    def gpsimd(self, columns: float) -> Duration:
-        """Work of GpSimd on one tile."""
-        return self._remember("gpsimd", self.timing.gpsimd.one_tile, columns, self.timing.clock.gpsimd)
+    def transposes(self, columns: int, times: int, wide: bool) -> Products:
+        """``times`` transposes into ``columns`` columns each; ``wide``: of float32."""
+        tensor, clock = self.timing.tensor, self.timing.clock.tensor
+        cost = tensor.transpose_float32 if wide else tensor.transpose
+        busy = times * (columns * cost.cycles / clock + cost.occupancy)
+        latency = cost.latency - cost.occupancy + self.timing.semaphore.engine
+        least = times * self.timing.floor_cycles / clock
+        return Products(times, busy, latency, tensor.weight_load_cycles / clock, least)
+
+    def gpsimd(self, columns: float, tiles: int = 1) -> Duration:
+        """Work of GpSimd on one tile, or on two."""
+        cost = self.timing.gpsimd.one_tile if tiles == 1 else self.timing.gpsimd.two_tiles
+        return self._remember(f"gpsimd {tiles}", cost, columns, self.timing.clock.gpsimd)
 
     def transposed(self, columns: float) -> Duration:
         """A float32 transpose into ``columns`` columns on a Tensor engine that stood idle: cold, its weights seen."""
@@ -205,6 +252,8 @@ class Pipeline:
         self._busy = dict.fromkeys((*self._free, DMA), 0.0)
         self._next_trigger = 0.0
         self._next_aside = 0.0
+        self._aside_served = 0.0
+        self._aside_work = 0.0
         self._arrived = 0.0
         self._paused = 0.0
         self._aside = 0.0
@@ -228,8 +277,9 @@ class Pipeline:
         if start - self._free[TENSOR] >= self._tensor.cold_ns:
             self._warmth = 0.0
         slow = self._tensor.cold_factor
-        cold = min(products.busy * slow, max(self._tensor.cold_ns - self._warmth, 0.0))
-        busy = cold + products.busy - cold / slow
+        warm = products.busy + (products.weights if start > self._free[TENSOR] else 0.0)
+        cold = min(warm * slow, max(self._tensor.cold_ns - self._warmth, 0.0))
+        busy = max(cold + warm - cold / slow, products.least)
         self._warmth += busy
         self._free[TENSOR] = start + busy
         self._busy[TENSOR] += busy
@@ -251,6 +301,20 @@ class Pipeline:
         self._aside = begun + transfer.work + min(turns, max((self._paused or self._served) - begun, 0.0))
         self._served += transfer.work
         return self._finish(self._aside + self._dma.completion)
+
+    def load_beside(self, transfer: Transfer, descriptors: int, beside: Beside) -> float:
+        """The same, where the queue of Sync is full of long descriptors: queues take turns by descriptor.
+
+        ``descriptors``: on the busiest DMA engine.
+        """
+        self._loaded += transfer.nbytes
+        self._aside_work += transfer.work
+        began = max(self._trigger_aside(transfer, 0.0) + self._dma.first_load, self._aside_served)
+        alone = max(began + transfer.work, beside.end + self._aside_work)
+        own = transfer.work / descriptors
+        pace = 1 - beside.share + beside.share * own / (own + beside.descriptor)
+        self._aside_served = min(began + transfer.work / pace, alone)
+        return self._finish(self._aside_served + self._dma.completion)
 
     def store_aside(self, transfer: Transfer, ready: float) -> float:
         """A DMA to HBM that Scalar triggers, past the queue of Sync; beside it, it takes about twice its time."""

@@ -21,12 +21,11 @@ from nki_bn.kernels.plan import (
     TransposedPlan,
 )
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
-from nki_bn.pipeline import Prediction
 from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
 from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
-from nki_bn.resident_forward_planner import best_resident_forward
+from nki_bn.resident_forward_planner import resident_forward_candidates
 from nki_bn.resident_planner import resident_candidates
-from nki_bn.transposed_planner import SHORT_ROW, best_transposed, predicted_us
+from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
@@ -61,15 +60,13 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
 
 def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
     """Of ``reread`` only where no layout of ``resident`` fits."""
-    found = [*_resident_forward(problem), *_transposed(problem)] if problem.count else []
+    found: list[Candidate] = []
+    if problem.count:
+        found += resident_forward_candidates(problem, False) or resident_forward_candidates(problem, True)
+        found += _transposed(problem)
     if not found or fits(problem, _budget(problem, None)):
         found.append(_predicted(problem, plan_two_read(problem)))
     return found
-
-
-def _resident_forward(problem: ForwardProblem) -> list[Candidate]:
-    best = best_resident_forward(problem, False) or best_resident_forward(problem, True)
-    return [] if best is None else [Candidate(best.plan, Prediction(best.predicted_us * 1e3, 0, {}, 0, 0, 0.0))]
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
@@ -94,8 +91,6 @@ def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
 
 
 def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candidate:
-    if isinstance(chosen, TransposedPlan | TransposedForwardPlan):
-        return Candidate(chosen, Prediction(predicted_us(problem, chosen) * 1e3, 0, {}, 0, 0, 0.0))
     return Candidate(chosen, predict(chosen))
 
 
@@ -140,11 +135,8 @@ def plan_backward(problem: BackwardProblem) -> BackwardPlan | ResidentPlan | Tra
 
 
 def _transposed(problem: ForwardProblem | BackwardProblem) -> list[Candidate]:
-    """The best layout of ``transposed``, for problems that it is considered for."""
-    best = best_transposed(problem) if problem.count and problem.spatial < SHORT_ROW else None
-    if best is None:
-        return []
-    return [_predicted(problem, best.plan)]
+    """The best layouts of ``transposed``, for problems that it is considered for."""
+    return transposed_candidates(problem) if problem.count and problem.spatial < SHORT_ROW else []
 
 
 def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> BackwardPlan:

@@ -18,7 +18,9 @@ from nki_bn.kernels.plan import (
 )
 from nki_bn.pipeline import Prediction
 from nki_bn.predict_resident import predict_resident
+from nki_bn.predict_resident_fwd import predict_resident_forward
 from nki_bn.predict_staged import predict_staged
+from nki_bn.predict_transposed import predict_transposed
 from nki_bn.predict_two_read import predict_two_read
 
 Plan: TypeAlias = (
@@ -34,6 +36,7 @@ _ORDERS: dict[str, Callable[[Any, Timing], Prediction]] = {
     "staged": predict_staged,
     "resident": predict_resident,
     "reread": predict_resident,
+    "transposed": predict_transposed,
     "two_read": predict_two_read,
 }
 
@@ -48,4 +51,5 @@ class Candidate:
 
 def predict(plan: Plan) -> Prediction:
     """The prediction of the timing model for the core with the larger share, with the parameters of trn2."""
-    return _ORDERS[plan.strategy](plan, load_timing(TIMED))
+    order = predict_resident_forward if isinstance(plan, ResidentForwardPlan) else _ORDERS[plan.strategy]
+    return order(plan, load_timing(TIMED))

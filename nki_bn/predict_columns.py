@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_bn.pipeline import GPSIMD, VECTOR, Paces, Pipeline, Transfer
+from nki_bn.pipeline import GPSIMD, VECTOR, Beside, Paces, Pipeline, Transfer
 
 COLUMN_BYTES = 4
 
@@ -40,7 +40,7 @@ class Columns:
         """The sum of ``columns`` partials of each lane."""
         return self.pipeline.run(VECTOR, self.paces.vector("reduce", columns), ready)
 
-    def load_aside(self, beside: float) -> float:
+    def load_aside(self, beside: float = 0.0) -> float:
         """One column from HBM, triggered by Scalar; ``beside``: ns of a run of the transfers in the queue of Sync."""
         rows = min(self.lanes, self.paces.timing.dma.partitions_per_engine)
         return self.pipeline.load_aside(self._transfer(), rows * self._runs() * beside)
@@ -50,6 +50,13 @@ class Columns:
 
     def _transfer(self) -> Transfer:
         return self.paces.transfer(self.lanes, self._runs(), COLUMN_BYTES * self.groups)
+
+    def load_beside(self, beside: Beside | None) -> float:
+        """One column from HBM, triggered by Scalar, where the queue of Sync is full of long descriptors or empty."""
+        if beside is None:
+            return self.pipeline.load_aside(self._transfer(), 0.0)
+        lanes = min(self.lanes, self.paces.timing.dma.partitions_per_engine)
+        return self.pipeline.load_beside(self._transfer(), lanes * self._runs(), beside)
 
     def store_aside(self, ready: float) -> float:
         """One column to HBM, triggered by Scalar."""
@@ -64,14 +71,18 @@ class Columns:
 
     def derive(self, variance: float, gamma: float, split: float, beta: float | None = None) -> float:
         """rstd, scale and, with ``beta``, shift, from columns that are there at these times; when all can be used."""
-        root = self._reciprocal_root(variance)
+        return self.scale_and_shift(self.reciprocal_root(variance), gamma, split, beta)
+
+    def scale_and_shift(self, root: float, gamma: float, split: float, beta: float | None = None) -> float:
+        """scale and, with ``beta``, shift."""
         scale = self.vector(max(gamma, root), 2)
         if beta is None:
             return scale
         shift = self.vector(max(split, scale), 2)
         return self.vector(max(beta, shift), 2)
 
-    def _reciprocal_root(self, variance: float) -> float:
+    def reciprocal_root(self, variance: float) -> float:
+        """rstd of a variance that is there."""
         value = self.vector(variance)
         root = self.pipeline.run(GPSIMD, self.paces.gpsimd(self.groups), value)
         product = self.vector(self.vector(root, 2), 2)
@@ -79,6 +90,39 @@ class Columns:
         flag = self.vector(product)
         predicated = self.paces.vector("predicated", self.groups)
         return self.pipeline.run(VECTOR, predicated, flag)
+
+    def coefficients(self, mean: float, variance: float, gamma: float, beta: float) -> float:
+        """hi, lo, rstd, scale and shift of a forward; when all can be used."""
+        root = self.reciprocal_root(variance)
+        return self.scale_and_shift(root, gamma, self.split(mean), beta)
+
+    def aggregate(self, triples: int, ready: float) -> float:
+        """Mean and variance of ``triples`` counted moments."""
+        return self.pipeline.run(VECTOR, self.paces.vector("bn_aggr", triples), ready)
+
+    def count_moments(self, ready: float) -> float:
+        """Counted moments of a mean and a variance."""
+        self.pipeline.run(VECTOR, self.paces.vector("memset", 1))
+        return self.vector(ready)
+
+    def merge(self, triples: int, ready: float) -> float:
+        """Counted moments of the union of ``triples`` of them."""
+        return self.count_moments(self.aggregate(triples, ready))
+
+    def exchange_moments(self, ready: float) -> float:
+        """Mean and variance over both cores."""
+        counted = self.count_moments(self.vector(ready))
+        return self.aggregate(2, self.pipeline.exchange(counted))
+
+    def store_statistics(self, ready: float) -> None:
+        """Mean and variance to HBM, and the running ones blended with them."""
+        self.store(ready)
+        self.store(ready)
+        stored = blended = 0.0
+        for _ in range(2):
+            running = self.vector(self.load(blended))
+            blended = self.vector(max(running, self.vector(max(ready, stored))), 2)
+            stored = self.store(blended)
 
     def gamma_gradient(self, sums: float, products: float) -> float:
         """dgamma from the sum of dy' and that of the products."""

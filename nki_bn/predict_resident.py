@@ -17,7 +17,7 @@ from nki_bn.kernels.plan import ResidentPlan, size_of
 from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
 from nki_bn.kernels.resident_geometry import Extent, Step, extent_of_core, store_parts, units_of
 from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
-from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs
+from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs, vector_adds, vector_terms
 from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
@@ -84,16 +84,29 @@ def _over_groups(plan: ResidentPlan, extent: Extent, timing: Timing) -> Predicti
     more = min(MORE_CHUNKS // math.gcd(MORE_CHUNKS, chunks), ceil_div(2 * MORE_CHUNKS, chunks))
     if groups <= few + more:
         return _Run(plan, extent, extent, paces).run()
-    short = _Run(plan, _shortened(extent, few, channels), extent, paces).run()
-    long = _Run(plan, _shortened(extent, few + more, channels), extent, paces).run()
+    short = _Run(plan, shortened(extent, few, channels), extent, paces).run()
+    long = _Run(plan, shortened(extent, few + more, channels), extent, paces).run()
     return long.prolonged(short, long, (groups - few - more) / more)
 
 
-def _shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
+def shortened(extent: Extent, groups: int, group_channels: int) -> Extent:
     """As many channels as ``groups`` groups have, the last of them like the last of all."""
     last = (extent.channels - 1) % group_channels + 1
     channels = (groups - 1) * group_channels + last
     return Extent(extent.channel, channels, extent.batch, extent.batches, extent.start, extent.length)
+
+
+def chunk_transfer(paces: Paces, shape: tuple[int, int, int], step: Step, itemsize: int) -> Transfer:
+    """The DMA of a chunk of a [B, C, S] tensor."""
+    elements = step.tile.length * step.tile.batches * step.sets
+    return paces.transfer(step.unit.lanes(), runs_of(shape, step), elements * itemsize)
+
+
+def runs_of(shape: tuple[int, int, int], step: Step) -> int:
+    """Pieces of a partition that lie apart in memory."""
+    batches = step.tile.batches
+    apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
+    return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
 
 
 class _Run:
@@ -142,7 +155,8 @@ class _Run:
         if self.visits:
             self.load_ahead(0)
         columns = [self._loaded_columns(channels, sets) for channels, sets in self.blocks()]
-        self.steps = [step for block, there in columns for step in self.column_steps(block, there)]
+        for at, (block, there) in enumerate(columns):
+            self.steps += self.column_steps(block, there, at > 0)
         if self.plan.relu == "recompute" or not self.plan.training:
             self.end_columns()
         for at, job in enumerate(self.jobs):
@@ -186,10 +200,11 @@ class _Run:
         # The first is beside the chunks that begin gently.
         visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
         there = [columns.load_aside(self.run_of(visit.step)) for visit in visits]
-        self.centered = max(self.centered, columns.split(there[0]))
+        if self.centered == 0.0:
+            self.centered = columns.split(there[0])
         return columns, there
 
-    def column_steps(self, columns: Columns, there: list[float]) -> list[Callable[[], None]]:
+    def column_steps(self, columns: Columns, there: list[float], later: bool) -> list[Callable[[], None]]:
         """The steps that derive the columns of a block from what is loaded; each waits for the one before."""
         done = [there[1]]
 
@@ -207,9 +222,14 @@ class _Run:
             done.append(max(done[-1], *there[2:]))
             step(*(2,) * (len(there) - 2 + (len(there) > 3)))
 
+        def first() -> None:
+            if later:
+                self.centered = max(self.centered, columns.split(there[0]))
+            step(1)
+
         share = (1, 1) if needs_input_sums(self.plan) else ()
         return [
-            partial(step, 1),
+            first,
             root,
             partial(step, 2),
             partial(step, 2),
@@ -238,19 +258,12 @@ class _Run:
                     columns.store_aside(ready)
 
     def transfer(self, step: Step, itemsize: int) -> Transfer:
-        elements = step.tile.length * step.tile.batches * step.sets
-        return self.paces.transfer(step.unit.lanes(), self.runs_of(step), elements * itemsize)
-
-    def runs_of(self, step: Step) -> int:
-        """Pieces of a partition that lie apart in memory."""
-        shape, batches = self.plan.shape, step.tile.batches
-        apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
-        return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
+        return chunk_transfer(self.paces, self.plan.shape, step, itemsize)
 
     def run_of(self, step: Step) -> float:
         """ns of one such piece on a DMA engine."""
         dma = self.paces.timing.dma
-        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / self.runs_of(step)
+        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / runs_of(self.plan.shape, step)
         return float(dma.descriptor + nbytes / dma.rate)
 
     def load_ahead(self, at: int) -> None:
@@ -288,6 +301,8 @@ class _Run:
             self.ready = max(self.ready, self.after)
         if job.number == 0:
             self.load_ahead(job.visit)
+            if job.step.unit.extent.channels < self.plan.set_channels:
+                self.end_columns()
             self.mask_chunk(at)
         if not job.sums:
             self.end_sums(at - 1)
@@ -337,7 +352,7 @@ class _Run:
             if plan.ragged and job.step.group > 1 and first:
                 size = group_size(plan.shape, plan.cores, layout_of(plan))
                 ready = max(ready, self.pipeline.run(VECTOR, self.paces.vector("memset", 2 * size.set_chunks)))
-            if at * plan.eighths % 8 < plan.eighths or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
+            if vector_adds(plan, job.step.group, at) or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
                 done = self.pipeline.run(VECTOR, self.paces.vector("reduce", width), ready)
             else:
                 done = self.pipeline.run(SCALAR, self.paces.accumulated(width), ready)
@@ -471,6 +486,10 @@ class _Run:
             pace = self.paces.scalar(job.step.unit.lanes(), 1)
             self.pipeline.run(SCALAR, pace, ready)
             return self.pipeline.run(SCALAR, pace, ready)
+        if vector_terms(plan, self.jobs[-1].step.group - job.step.group, at):
+            kind = "pointed_16bit" if self.fast else "pointed"
+            ready = max(self.coefficients[job.step.group], free)
+            return self.pipeline.run(VECTOR, self.paces.vector(kind, self.widths[at]), ready)
         if plan.folded:
             ready, pace = max(self.coefficients[job.step.group], free), self.paces.scalar(self.widths[at], 2)
         else:

@@ -80,13 +80,13 @@ def _predicted(plan: BackwardPlan | ForwardPlan, core: int, run: Callable[[Walk]
 
         # The slots hold the tiles of several channel tiles, if those have few.
         few = CHANNEL_TILES + min(plan.interleave // count, MOST_CHANNEL_TILES)
-        found = _extrapolated(over_channels, owned, few, MORE_CHANNEL_TILES)
+        found = extrapolated(over_channels, owned, few, MORE_CHANNEL_TILES)
         blocks = ceil_div(owned, BLOCK_TILES) - ceil_div(min(owned, few + MORE_CHANNEL_TILES), BLOCK_TILES)
         if blocks > 0:
             found = found.prolonged(over_channels(2, 2), over_channels(2, 1), blocks)
         return found
 
-    return _extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
+    return extrapolated(over_tiles, total, plan.interleave + TILES, MORE_TILES)
 
 
 def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int, core: int) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def _channels_at(plan: BackwardPlan | ForwardPlan, at: int, tiles: int, core: in
     return size(at + core * tiles), size(at + (1 - core) * tiles)
 
 
-def _extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
+def extrapolated(run: Callable[[int], Prediction], count: int, few: int, more: int) -> Prediction:
     """``run(count)``, from two shorter runs if ``count`` is above what those have."""
     if count <= few + more:
         return run(count)

@@ -45,12 +45,12 @@ class _Run(TileRun):
         if plan.training:
             mean = variance = self.make_statistics(columns)
             moved = max(count - self.depth, 0)
-            self.store_statistics(mean)
+            Columns(self.pipeline, self.paces, self.channels).store_statistics(mean)
         else:
             mean, variance = columns.load(), columns.load()
         if plan.need_y:
             gamma, beta = columns.load(), columns.load()
-            ready = columns.derive(variance, gamma, columns.split(mean), beta)
+            ready = columns.coefficients(mean, variance, gamma, beta)
             for at in range(moved, count + moved + self.ahead):
                 if at < count + moved:
                     self.load_for_normalising(at, at % count, at < count)
@@ -72,41 +72,19 @@ class _Run(TileRun):
                     last = at - self.ahead == count - 1 and number == len(widths) - 1
                     if last or piece % GROUP_PIECES == GROUP_PIECES - 1:
                         # bn_stats gives two triples, of even and of odd columns.
-                        sums = self.merge(columns, 2 * (piece % GROUP_PIECES + 1), sums)
+                        sums = columns.merge(2 * (piece % GROUP_PIECES + 1), sums)
                     piece += 1
-        return self.finish_moments(columns, self.merge(columns, ceil_div(piece, GROUP_PIECES), sums))
-
-    def aggregate(self, triples: int, ready: float) -> float:
-        return self.pipeline.run(VECTOR, self.paces.vector("bn_aggr", triples), ready)
-
-    def count_moments(self, columns: Columns, ready: float) -> float:
-        self.pipeline.run(VECTOR, self.paces.vector("memset", 1))
-        return columns.vector(ready)
-
-    def merge(self, columns: Columns, triples: int, ready: float) -> float:
-        return self.count_moments(columns, self.aggregate(triples, ready))
+        return self.finish_moments(columns, columns.merge(ceil_div(piece, GROUP_PIECES), sums))
 
     def finish_moments(self, columns: Columns, moments: float) -> float:
         for _ in range(1, self.walk.bands):
             moments = columns.vector(moments)
-        moments = self.aggregate(self.walk.bands, moments)
+        moments = columns.aggregate(self.walk.bands, moments)
         for _ in range(1, self.walk.bands):
             moments = columns.vector(moments)
         if self.shared:
-            moments = self.count_moments(columns, columns.vector(moments))
-            moments = self.aggregate(2, self.pipeline.exchange(moments))
+            moments = columns.exchange_moments(moments)
         return moments
-
-    def store_statistics(self, ready: float) -> None:
-        """Both statistics, and the running ones blended with them."""
-        rows = Columns(self.pipeline, self.paces, self.channels)
-        rows.store(ready)
-        rows.store(ready)
-        stored = 0.0
-        for _ in range(2):
-            running = rows.vector(rows.load(stored))
-            batch = rows.vector(max(ready, stored))
-            stored = rows.store(rows.vector(max(running, batch), 2))
 
     def load_for_normalising(self, visit: int, at: int, resident: bool) -> None:
         slot, elements = visit % self.depth, self.transfer(at, self.itemsize)

@@ -139,7 +139,9 @@ def _combination_engines(
         return vector + half, paces.scalar(width, 1).busy + 0.5 * paces.scalar(width, 2).busy, 0.0
     scalar = paces.scalar(width, 2).busy
     if not layout.tensor_sums:
-        return vector, scalar, 0.0
+        by_vector = layout.term_eighths / EIGHTHS
+        term = paces.vector("pointed_16bit" if task.fast else "pointed", width).busy
+        return vector + by_vector * term, (1 - by_vector) * scalar, 0.0
     share = layout.eighths / EIGHTHS
     banks = ceil_div(width, BANK_COLUMNS)
     emptied = banks * paces.emptied(width / banks).busy + 2 * paces.scalar(128, 1).busy

@@ -1,246 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the forward strategies ``resident`` and ``reread``: candidates, and a closed form of the
-timing model to rank them."""
+"""Choosing the layout of the forward strategies ``resident`` and ``reread``: candidates, a closed form to rank them,
+predictions of the best."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nki_bn.hardware import load_target, load_timing
-from nki_bn.kernels.plan import ResidentForwardPlan
-from nki_bn.kernels.resident_fwd_plan import ForwardLayout, forward_layout, forward_size, resident_forward_plan
+from nki_bn.hardware import Target, load_target
+from nki_bn.kernels.plan import ResidentForwardPlan, total_bytes
+from nki_bn.kernels.resident_fwd_plan import (
+    ForwardLayout,
+    forward_buffers,
+    forward_layout,
+    forward_size,
+    resident_forward_plan,
+)
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
+from nki_bn.kernels.resident_layout import GroupSize
 from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, ceil_div
-from nki_bn.pipeline import Paces
-from nki_bn.predict import TIMED
+from nki_bn.predict import Candidate, predict
 from nki_bn.problem import ForwardProblem
+from nki_bn.resident_forward_estimate import ChunkRates, Ring, estimated_us
 from nki_bn.resident_planner import bands_of, group_columns, group_sizes, split_of
 
 # Chunk widths that are tried, where a group has so many columns: DMA triggers bind below the first of them.
-CHUNKS = (800, 1024, 1568, 2048, 3136, 6272)
+CHUNKS = (800, 1024, 1568, 2048, 2400, 3136, 6272)
 # Groups whose slots the ring has room for, besides one chunk.
 RING_GROUPS = (8, 4, 3, 2, 1)
 # Slots for what phase 2 loads and for masks: enough to load a few chunks ahead of a store.
 LATE_SLOTS = 6
 # Slots of phase 1 where x is loaded again: enough to load ahead of bn_stats.
 REREAD_SLOTS = 6
+# Layouts whose time is predicted: the best by the closed form, as many as have so many chunks together.
+PREDICTED = 6
+PREDICTED_CHUNKS = 400
+LEAST_PREDICTED = 2
+# Scalar subtracts the mean in one of so many chunks, GpSimd in the others.
+SCALAR_TURNS = (2, 3)
 
 
 @dataclass(frozen=True)
-class ForwardCandidate:
-    """A layout that fits, and its predicted time in microseconds."""
+class Estimate:
+    """A layout that fits, and its time by the closed form."""
 
-    plan: ResidentForwardPlan
-    predicted_us: float
+    layout: ForwardLayout
+    chunks: int
+    us: float
 
 
-def best_resident_forward(
-    problem: ForwardProblem, reread: bool, sbuf_bytes: int | None = None
-) -> ForwardCandidate | None:
+def best_resident_forward(problem: ForwardProblem, reread: bool, sbuf_bytes: int | None = None) -> Candidate | None:
     """The layout of ``resident`` or ``reread`` with the least predicted time, or None if none fits (or on trn1).
 
     ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
     """
+    found = resident_forward_candidates(problem, reread, sbuf_bytes)
+    return found[0] if found else None
+
+
+def resident_forward_candidates(
+    problem: ForwardProblem, reread: bool, sbuf_bytes: int | None = None
+) -> list[Candidate]:
+    """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident_forward`."""
+    search = search_of(problem, reread, sbuf_bytes)
+    if search is None:
+        return []
+    found: list[Candidate] = []
+    chunks = 0
+    for estimate in sorted(search.estimates(), key=lambda estimate: estimate.us)[:PREDICTED]:
+        if chunks < PREDICTED_CHUNKS or len(found) < LEAST_PREDICTED:
+            layouts = search.shares(estimate.layout)
+            found += [search.candidate(layout) for layout in layouts]
+            chunks += len(layouts) * estimate.chunks
+    if found and problem.training:
+        found += search.short(min(found, key=lambda candidate: candidate.prediction.ns))
+    return sorted(found, key=lambda candidate: candidate.prediction.ns)
+
+
+def likely_resident_forward(problem: ForwardProblem, reread: bool, sbuf_bytes: int) -> ResidentForwardPlan | None:
+    """The layout that is the best by the closed form alone."""
+    search = search_of(problem, reread, sbuf_bytes)
+    best = None if search is None else min(search.estimates(), key=lambda estimate: estimate.us, default=None)
+    return None if search is None or best is None else search.plan(best.layout)
+
+
+def search_of(problem: ForwardProblem, reread: bool, sbuf_bytes: int | None) -> Search | None:
+    """The search of a problem; None on trn1."""
     target = load_target(problem.target)
     # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
-    if target.generation < 3:
-        return None
-    budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
-    fitting = (plan for plan in candidates(problem, reread) if plan.sbuf_bytes <= budget)
-    ranked = (ForwardCandidate(plan, predicted_us(problem, plan)) for plan in fitting)
-    return min(ranked, key=lambda candidate: candidate.predicted_us, default=None)
+    return Search(problem, reread, _budget(target, sbuf_bytes)) if target.generation >= 3 else None
 
 
-def candidates(problem: ForwardProblem, reread: bool) -> Iterator[ResidentForwardPlan]:
-    """The plans that are tried: channels per group, bands, chunk widths, slots."""
-    split = split_of(problem)
-    shape = problem.extents
-    fused = (True, problem.relu != "none", problem.relu == "mask", problem.residual)
-    extent = extent_of_core(shape, split, 0, problem.lnc)
-    for channels in group_sizes(extent.channels):
-        batch_bands, space_bands = bands_of(extent, PARTITIONS // channels)
-        group = group_columns(extent, batch_bands, space_bands)
-        for chunk in sorted({chunk_of(extent, space_bands, group, wanted) for wanted in CHUNKS}):
-            for slots, late in slot_counts(problem, extent, (split, channels, batch_bands, space_bands, chunk), reread):
-                layout = ForwardLayout(split, channels, batch_bands, space_bands, chunk, slots)
-                choice = layout, late, reread, problem.training, fused
-                yield resident_forward_plan(shape, problem.dtype, problem.lnc, *choice)
+def _budget(target: Target, sbuf_bytes: int | None) -> int:
+    whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
+    return whole - int(SBUF_SLACK_BYTES)
 
 
-def slot_counts(
-    problem: ForwardProblem, extent: Extent, choices: tuple[str, int, int, int, int], reread: bool
-) -> list[tuple[int, int]]:
-    """(slots, late slots) that are tried with these channels, bands and chunks."""
-    shape = problem.extents
-    chunks = forward_size(shape, problem.lnc, ForwardLayout(*choices, 0)).chunks
-    total = chunks * ceil_div(extent.channels, choices[1])
-    late = min(LATE_SLOTS, total)
-    if reread or not problem.training:
-        return [(min(REREAD_SLOTS, total), late)]
-    return [(max(min(groups * chunks + 1, total), 2), late) for groups in RING_GROUPS]
+class Search:
+    """The layouts that are tried for a problem within a budget of SBUF."""
+
+    def __init__(self, problem: ForwardProblem, reread: bool, budget: int) -> None:
+        self.problem, self.reread, self.budget = problem, reread, budget
+        self.shape = problem.extents
+        self.split = split_of(problem)
+        self.extent = extent_of_core(self.shape, self.split, 0, problem.lnc)
+        self.other = extent_of_core(self.shape, self.split, problem.lnc - 1, problem.lnc)
+        self.fused = (True, problem.relu != "none", problem.relu == "mask", problem.residual)
+
+    def candidate(self, layout: ForwardLayout) -> Candidate:
+        """The plan of a layout with its prediction."""
+        plan = self.plan(layout)
+        return Candidate(plan, predict(plan))
+
+    def shares(self, layout: ForwardLayout) -> list[ForwardLayout]:
+        """The layout with the shares of Scalar and GpSimd that are tried, where both subtract the mean."""
+        if self.problem.dtype != "bfloat16" or self.problem.relu != "none" or not self.problem.training:
+            return [layout]
+        return [replace(layout, scalar_turns=turns) for turns in SCALAR_TURNS]
+
+    def short(self, best: Candidate) -> list[Candidate]:
+        """The best plan with a short start, which has a chunk more, if that fits."""
+        assert isinstance(best.plan, ResidentForwardPlan), "the search has forward plans only"
+        layout = forward_layout(best.plan)
+        plan = self.plan(replace(layout, slots=layout.slots + 1, short_start=True))
+        return [Candidate(plan, predict(plan))] if plan.sbuf_bytes <= self.budget else []
+
+    def plan(self, layout: ForwardLayout) -> ResidentForwardPlan:
+        """The plan of a layout."""
+        size = forward_size(self.shape, self.problem.lnc, layout)
+        choice = layout, self._late_slots(layout, size), self.reread, self.problem.training, self.fused
+        plan: ResidentForwardPlan = resident_forward_plan(self.shape, self.problem.dtype, self.problem.lnc, *choice)
+        return plan
+
+    def estimates(self) -> Iterator[Estimate]:
+        """All layouts that are tried and fit: channels per group, bands, chunk widths, slots."""
+        for channels in group_sizes(self.extent.channels):
+            bands = bands_of(self.extent, PARTITIONS // channels)
+            group = group_columns(self.extent, *bands)
+            if self.reread or not self.problem.training or group * self.problem.itemsize <= self.budget:
+                for chunk in self._chunks(bands[1], group):
+                    yield from self._rings(ForwardLayout(self.split, channels, *bands, chunk, 0))
+
+    def _chunks(self, space_bands: int, group: int) -> list[int]:
+        """Chunks of equal widths, and of as many batches as fit."""
+        return sorted(
+            {chunk_of(self.extent, space_bands, group, wanted, equal) for wanted in CHUNKS for equal in (True, False)}
+        )
+
+    def _rings(self, layout: ForwardLayout) -> Iterator[Estimate]:
+        """A layout with the best number of slots that fits, if any does."""
+        problem = self.problem
+        size = forward_size(self.shape, problem.lnc, layout)
+        groups = ceil_div(self.extent.channels, layout.group_channels)
+        rates = ChunkRates.of(problem, layout, size, self.extent, self.reread)
+        empty, one = (self._bytes(replace(layout, slots=slots), size) for slots in (0, 1))
+        fitting = (self.budget - empty) // (one - empty) if one > empty else 0
+        found = []
+        for slots in self._slot_counts(size.chunks, groups, fitting):
+            ring = Ring(groups, size.chunks, slots, size.bands, self.reread)
+            us = estimated_us(rates, ring, problem.training)
+            found.append(Estimate(replace(layout, slots=slots), groups * size.chunks, us))
+        if found:
+            yield min(found, key=lambda estimate: (estimate.us, -estimate.layout.slots))
+
+    def _slot_counts(self, chunks: int, groups: int, fitting: int) -> list[int]:
+        total = chunks * groups
+        if self.reread or not self.problem.training:
+            counts = {min(REREAD_SLOTS, total)}
+        else:
+            counts = {max(min(many * chunks + 1, total), 2) for many in RING_GROUPS}
+        return sorted(slots for slots in counts if slots <= fitting)
+
+    def _late_slots(self, layout: ForwardLayout, size: GroupSize) -> int:
+        total: int = size.chunks * ceil_div(self.extent.channels, layout.group_channels)
+        return min(LATE_SLOTS, total)
+
+    def _bytes(self, layout: ForwardLayout, size: GroupSize) -> int:
+        owned = self.extent.channels, self.other.channels
+        late = self._late_slots(layout, size)
+        total: int = total_bytes(
+            forward_buffers(
+                self.problem.dtype, layout, late, size, self.reread, self.problem.training, self.fused, owned
+            )
+        )
+        return total
 
 
-def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int) -> int:
-    """A chunk width near ``wanted``: whole batches of a band, or equal pieces of one."""
+def chunk_of(extent: Extent, space_bands: int, group: int, wanted: int, equal: bool) -> int:
+    """A chunk width near ``wanted``: whole batches of a band, ``equal`` numbers of them or not; or pieces of one."""
     positions: int = max(extent.length // space_bands, 1)
     width = min(wanted, group)
     if width >= positions:
         together = width // positions
         batches: int = ceil_div(group, positions)
-        # Equal chunks: as many batches in each as fill as many chunks.
-        equal: int = ceil_div(batches, ceil_div(batches, together)) * positions
-        return equal
+        count: int = ceil_div(batches, ceil_div(batches, together)) if equal else together
+        return count * positions
     pieces: int = ceil_div(positions, ceil_div(positions, width))
     return pieces
-
-
-# From the model's own latencies: a load from its trigger on, beside the transfer; the last turn, each step of which
-# waits for the one before, and what bands add to it; what short instructions of a turn take of Vector; the last store
-# beside the transfer.
-LOAD_NS = 1700.0
-LAST_TURN_NS = 2000.0
-LAST_BANDS_NS = 2500.0
-TURN_VECTOR_NS = 2000.0
-STORE_NS = 2200.0
-# What Vector waits for in every chunk.
-CHUNK_NS = 200.0
-# Steps of a turn, one after each bn_stats of the next group; bands add to them.
-TURN_STEPS = 12
-BAND_STEPS = 5
-# Times of the statistics of a chunk that are lost to going chunk by chunk.
-PIPELINE_SHARE = 1.2
-
-
-def predicted_us(problem: ForwardProblem, plan: ResidentForwardPlan) -> float:
-    """Modelled time of a plan in microseconds.
-
-    Until the statistics of the last group are made, the chunks that are ``formed`` beside them share the engines with
-    them: all but those of the last group, and of as many more as a turn lasts. The rest follows after the last turn.
-    """
-    rates = ChunkRates.of(problem, plan)
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    groups: int = ceil_div(extent.channels, plan.group_channels)
-    total = groups * group_chunks(plan)
-    if not plan.training:
-        moved = rates.load + rates.late + rates.store
-        return (LOAD_NS + total * max(moved, rates.last) + rates.last + STORE_NS) / 1000
-    lag: int = ceil_div(TURN_STEPS + BAND_STEPS * (plan.lane_bands > 1), rates.pieces)
-    formed = max(total - group_chunks(plan) - lag, 0)
-    return (statistics_part_ns(rates, plan, groups, lag, formed) + last_part_ns(rates, plan, total - formed)) / 1000
-
-
-def statistics_part_ns(rates: ChunkRates, plan: ResidentForwardPlan, groups: int, lag: int, formed: int) -> float:
-    """Until the statistics of the last group are made; the turn of another one lasts ``lag`` chunks."""
-    chunks = group_chunks(plan)
-    total = groups * chunks
-    stored = rates.store + rates.late
-    turns = (groups - 1) * (TURN_VECTOR_NS + bands_ns(plan))
-    vector = total * (rates.statistics + CHUNK_NS) + formed * rates.vector + turns
-    busiest = max(vector, total * rates.load + formed * stored, formed * rates.scalar)
-    waits = 0.0
-    if not plan.reread and plan.slots < total:
-        # A load waits for a store where the ring is too short for a group and the chunks of a turn.
-        waits = (groups - 1) * min(max(chunks + lag + 3 - plan.slots, 0), chunks) * (rates.load + stored)
-    time: float = LOAD_NS + rates.load + waits + busiest + PIPELINE_SHARE * rates.statistics
-    return time
-
-
-def last_part_ns(rates: ChunkRates, plan: ResidentForwardPlan, left: int) -> float:
-    """The last turn, and the ``left`` chunks that are not formed by then."""
-    stored = rates.store + rates.late
-    turn = LAST_TURN_NS + (plan.lane_bands > 1) * (LAST_BANDS_NS + bands_ns(plan))
-    each = max(stored, rates.last)
-    time: float = max(turn + group_chunks(plan) * each, left * each) + rates.last + STORE_NS
-    return time
-
-
-def group_chunks(plan: ResidentForwardPlan) -> int:
-    """Chunks of a whole group."""
-    chunks: int = forward_size(plan.shape, plan.cores, forward_layout(plan)).chunks
-    return chunks
-
-
-def bands_ns(plan: ResidentForwardPlan) -> float:
-    """What merging the bands of a group takes of Vector."""
-    timing = load_timing(TIMED)
-    time: float = plan.lane_bands * timing.vector.bn_aggr.cycles / timing.clock.vector
-    return time
-
-
-@dataclass(frozen=True)
-class ChunkRates:
-    """Nanoseconds that one chunk takes, and its pieces for bn_stats.
-
-    ``load``, ``late`` (what phase 2 loads) and ``store`` of DMA; ``statistics`` and, while these are made, ``vector``
-    and ``scalar`` of the engines for phase 2; ``last`` of the busier engine for phase 2 alone.
-    """
-
-    load: float
-    late: float
-    store: float
-    statistics: float
-    vector: float
-    scalar: float
-    last: float
-    pieces: int
-
-    @classmethod
-    def of(cls, problem: ForwardProblem, plan: ResidentForwardPlan) -> ChunkRates:
-        """The mean cost of the chunks of a whole group."""
-        extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-        width = ceil_div(group_columns(extent, plan.batch_bands, plan.space_bands), group_chunks(plan))
-        one = tensor_ns(plan, problem.itemsize, width)
-        trigger = load_timing(TIMED).dma.spacing
-        late = (plan.reread and plan.training) + plan.residual
-        return cls(
-            max(one, trigger),
-            late * max(one, trigger),
-            max((1 + plan.need_mask / problem.itemsize) * one, (1 + plan.need_mask) * trigger),
-            statistics_ns(width),
-            *normalising_ns(plan, width),
-            ceil_div(width, load_target(TIMED).bn_stats_columns),
-        )
-
-
-def statistics_ns(width: int) -> float:
-    """Vector ns of bn_stats on a chunk, and of merging its two triples per piece."""
-    vector = load_timing(TIMED).vector
-    pieces = ceil_div(width, load_target(TIMED).bn_stats_columns)
-    clock = load_timing(TIMED).clock.vector
-    merging: float = 2 * pieces * vector.bn_aggr.cycles / clock
-    each: float = width * vector.bn_stats.cycles / clock + pieces * vector.bn_stats.occupancy
-    return each + merging
-
-
-def normalising_ns(plan: ResidentForwardPlan, width: int) -> tuple[float, float, float]:
-    """ns of phase 2 on a chunk: of Vector and of Scalar beside statistics, and of Vector without any."""
-    timing = load_timing(TIMED)
-    vector, scalar = timing.vector, timing.scalar
-    paces = Paces(timing, 0)
-    pointed = width * vector.plain.cycles / timing.clock.vector + vector.pointer.occupancy
-    two_tiles = paces.vector("tensor_tensor", width).busy
-    if plan.relu:
-        checks = (1 + plan.need_mask) * paces.vector("plain", width).busy
-        shift = two_tiles if plan.residual else pointed
-        # Each of these instructions waits for the one before.
-        waits = 4 * (vector.pointer.latency - vector.plain.occupancy)
-        forming = pointed + shift + checks + paces.vector("predicated", width).busy + waits
-        return forming, 0.0, forming
-    one_pass = width * scalar.activation.cycles / timing.clock.scalar + scalar.activation.occupancy
-    added = two_tiles if plan.residual else 0.0
-    if plan.dtype == "float32":
-        return pointed + added, one_pass, pointed + added
-    fast = width * vector.scalar_16bit.cycles / timing.clock.vector + vector.pointer.occupancy
-    last = 1.5 * fast + added + vector.pointer.latency
-    # Beside statistics Scalar makes the first pass over every other chunk, and GpSimd over the rest where it can.
-    shared = 0.0 if plan.dtype == "bfloat16" else fast / 2
-    return shared + added, 1.5 * one_pass, last
-
-
-def tensor_ns(plan: ResidentForwardPlan, itemsize: int, width: int) -> float:
-    """ns of moving one tensor of one chunk."""
-    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    descriptors = ceil_div(width, max(extent.length // plan.space_bands, 1))
-    paces = Paces(load_timing(TIMED), plan.cores - 1)
-    return paces.transfer(plan.lane_bands * plan.group_channels, descriptors, width * itemsize).shared

@@ -32,21 +32,25 @@ NARROWEST_CHUNK = 392
 CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
-# With ``fast`` Vector combines in half the time.
-VECTOR_EIGHTHS = 3
-VECTOR_EIGHTHS_FLOAT32 = 5
-TENSOR_EIGHTHS = 5
+# With ``fast`` Vector combines, and makes x-terms, in half the time.
+# (Sums of dy, x-terms) that Vector takes over, in `fast` and in float32 too.
+SHARED = (3, 0)
+SHARED_FAST = (3, 8)
+SHARED_FLOAT32 = (5, 0)
+TENSOR_EIGHTHS = 4
 TENSOR_EIGHTHS_FAST = 3
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
+# Columns of a set from which more than 100 products follow each other in a partial sum of Tensor: see docs/numerics.md.
+TENSOR_MOST_COLUMNS = 25_600
 # Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
 # are like the fastest of them, but have other rings, other chunks, other starts, or other shares of the engines.
 PREDICTED = {"resident": 6, "reread": 3}
 # Shares of the slots that the closed form asks for: the second is as many as fit.
 OTHER_RINGS = (0.7, math.inf)
 OTHER_CHUNKS = 2
-OTHER_EIGHTHS = 3
+OTHER_SHARES = 5
 # Slots of ``reread``: enough that loads run ahead while stores drain.
 REREAD_SLOTS = 8
 # Banks of PSUM.
@@ -163,13 +167,22 @@ class Search:
             if self.found:
                 for layout, share in others(self.fastest()):
                     self.predict(self.fitted(layout, share))
-        for _ in range(OTHER_EIGHTHS):
+        for _ in range(OTHER_SHARES):
             if self.found:
-                layout = self.fastest()
-                shares = (layout.eighths + 1, layout.eighths - 1)
-                options = [replace(layout, eighths=share) for share in shares if 0 <= share <= EIGHTHS]
-                for other in [other for other in options if other not in self.found][:1]:
+                for other in [other for other in self.other_shares(self.fastest()) if other not in self.found][:1]:
                     self.predict(self.fitted(other))
+
+    def other_shares(self, layout: ResidentLayout) -> list[ResidentLayout]:
+        """The same layout with more or less for an engine."""
+        shares = [(layout.eighths + 1, layout.term_eighths), (layout.eighths - 1, layout.term_eighths)]
+        if not layout.tensor_sums and self.task.folded():
+            terms = layout.term_eighths
+            shares += [(layout.eighths, terms + 3), (layout.eighths, terms - 1)]
+        return [
+            replace(layout, eighths=first, term_eighths=second)
+            for first, second in shares
+            if 0 <= first <= EIGHTHS and 0 <= second <= EIGHTHS
+        ]
 
     def fastest(self) -> ResidentLayout:
         """The layout that is predicted to be fastest so far."""
@@ -208,14 +221,16 @@ class Search:
 
     def layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
-        eighths = VECTOR_EIGHTHS if self.task.folded() else VECTOR_EIGHTHS_FLOAT32
+        shares = SHARED_FAST if self.task.fast else SHARED
+        if not self.task.folded() or not self.task.has_terms():
+            shares = SHARED_FLOAT32
         for channels in group_sizes(self.extent.channels):
             bands = bands_of(self.extent, PARTITIONS // channels)
             last = self._last_bands(channels)
             group = group_columns(self.extent, *bands)
             if self.strategy == "reread" or 2 * group * self.itemsize <= self.budget:
                 for chunk in self._chunks(bands[1], group):
-                    yield ResidentLayout(self.split, channels, 1, *bands, *last, chunk, 0, False, eighths, True)
+                    yield ResidentLayout(self.split, channels, 1, *bands, *last, chunk, 0, False, *shares, True)
 
     def tensor_layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Tensor: one channel on all lanes, several of them in a group."""
@@ -224,14 +239,18 @@ class Search:
             return
         bands = bands_of(self.extent, PARTITIONS)
         columns = group_columns(self.extent, *bands)
-        if columns < TENSOR_COLUMNS or (self.strategy == "resident" and 2 * columns * self.itemsize > self.budget):
+        if not TENSOR_COLUMNS <= columns <= TENSOR_MOST_COLUMNS or (
+            self.strategy == "resident" and 2 * columns * self.itemsize > self.budget
+        ):
             return
         eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
         for chunk in self._chunks(bands[1], columns):
             together = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
             for sets in GROUP_SETS:
                 if sets <= self.extent.channels:
-                    yield ResidentLayout(self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, False)
+                    yield ResidentLayout(
+                        self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, 0, False
+                    )
 
     def _last_bands(self, set_channels: int) -> tuple[int, int]:
         """Bands of a last set with fewer channels, on the core that has more of them."""
@@ -239,7 +258,7 @@ class Search:
             extent_of_core(self.task.shape, self.split, core, self.task.cores).channels % set_channels
             for core in range(self.task.cores)
         ]
-        return bands_of(self.extent, PARTITIONS // max(*rests, 1))
+        return even_bands(self.extent, PARTITIONS // max(*rests, 1))
 
     def _chunks(self, space_bands: int, group: int) -> list[int]:
         columns = self.extent.channels * self.extent.batches * self.extent.length / PARTITIONS
@@ -292,6 +311,16 @@ def bands_of(extent: Extent, bands: int) -> tuple[int, int]:
         (batch_bands, divisor) for batch_bands, space in options if (divisor := even_part(extent.length, space))
     ]
     return min(options, key=lambda option: group_columns(extent, *option))
+
+
+def even_bands(extent: Extent, bands: int) -> tuple[int, int]:
+    """(batch bands, space bands) that leave nothing over: the most of them, whole batches where that is equal."""
+    options = [
+        (batch_bands, even_part(extent.length, bands // batch_bands))
+        for batch_bands in range(1, min(bands, extent.batches) + 1)
+        if extent.batches % batch_bands == 0
+    ]
+    return max(options, key=lambda option: (option[0] * option[1], option[0]))
 
 
 def even_part(length: int, most: int) -> int:

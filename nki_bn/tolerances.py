@@ -22,7 +22,7 @@ FLOAT32 = 2.0**-24
 # Error of one per-partition operand.
 POINTER = {"ideal": 0.0, "trn2": 2.0**-18}
 # Error of a coefficient that Tensor multiplies with: two bfloat16 numbers, the first cut to 8 bits, the second rounded.
-PIECES = 2.0**-17
+PIECES = 2.0**-16
 # Error of a sum of float32 products, by the order in which the columns of a chunk are added.
 SUMS = {"pairwise": 16 * FLOAT32, "sequential": 128 * FLOAT32}
 # The largest lo of mean = hi + lo as a share of the mean: hi has 16 significant bits, and 8 at least for 16-bit inputs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the layout of the ``transposed`` strategy: candidates, ranked by a closed form of the timing model."""
+"""Choosing the layout of the ``transposed`` strategy: a closed form ranks what fits, the best few are predicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from nki_bn.hardware import Cost, load_target, load_timing
-from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, TransposedForwardPlan, TransposedPlan
+from nki_bn.kernels.plan import TransposedForwardPlan, TransposedPlan
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.sizing import SBUF_SLACK_BYTES, ceil_div
 from nki_bn.kernels.transposed_layout import (
@@ -23,13 +23,14 @@ from nki_bn.kernels.transposed_layout import (
     transposed_plan,
     transposed_size,
 )
+from nki_bn.predict import TIMED, Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem
 
 # The planner considers this strategy where an example has fewer positions than this.
 SHORT_ROW = 8
 PARTITIONS = 128
-# The one target with timing parameters; plans for trn3 are ranked by them too.
-TIMED = "trn2"
+# Layouts whose time is predicted.
+PREDICTED = 4
 # Blocks of channels per group that are tried.
 GROUP_BLOCKS = (1, 2, 4, 8, 16)
 # Slots besides those of one group: with fewer, loads wait for stores all the time.
@@ -46,32 +47,54 @@ Plan: TypeAlias = TransposedPlan | TransposedForwardPlan
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A layout that fits, and its predicted time in microseconds."""
+class Estimate:
+    """A plan that fits, and its time by the closed form in microseconds."""
 
     plan: Plan
-    predicted_us: float
+    us: float
 
 
 def best_transposed(problem: Problem, sbuf_bytes: int | None = None) -> Candidate | None:
-    """The layout with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
+    """The candidate with the least predicted time, or None if no layout fits into SBUF (or the target is trn1).
 
-    A layout whose data stays in SBUF is preferred to all that read it twice. ``sbuf_bytes`` may be used per partition;
-    None stands for all that the target has.
+    ``sbuf_bytes`` may be used per partition; None stands for all that the target has.
+    """
+    found = transposed_candidates(problem, sbuf_bytes)
+    return found[0] if found else None
+
+
+def transposed_candidates(problem: Problem, sbuf_bytes: int | None = None) -> list[Candidate]:
+    """The best layouts, that with the least predicted time first; arguments as for :func:`best_transposed`.
+
+    A layout whose data stays in SBUF is preferred to all that read it twice.
     """
     target = load_target(problem.target)
     # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
     if target.generation < 3:
-        return None
+        return []
     budget = (target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes) - SBUF_SLACK_BYTES
     for reload in (False, True):
         fitting = (
             plan for layout in layouts(problem, reload) if (plan := plan_of(problem, layout)).sbuf_bytes <= budget
         )
-        ranked = [Candidate(plan, predicted_us(problem, plan)) for plan in fitting]
+        ranked = sorted((Estimate(plan, estimated_us(problem, plan)) for plan in fitting), key=_by_time)
         if ranked:
-            return min(ranked, key=lambda candidate: candidate.predicted_us)
-    return None
+            found = [Candidate(plan, predict(plan)) for plan in _best_rings(ranked)[:PREDICTED]]
+            return sorted(found, key=lambda candidate: candidate.prediction.ns)
+    return []
+
+
+def _by_time(estimate: Estimate) -> tuple[float, int]:
+    """More slots first where the closed form sees no difference: they make room for what it leaves out."""
+    return estimate.us, -estimate.plan.slots
+
+
+def _best_rings(ranked: list[Estimate]) -> list[Plan]:
+    """The first of the ranked plans that are alike but for their number of slots."""
+    first: dict[Plan, Plan] = {}
+    for estimate in ranked:
+        first.setdefault(replace(estimate.plan, slots=0, buffers=(), sbuf_bytes=0), estimate.plan)
+    return list(first.values())
 
 
 def plan_of(problem: Problem, layout: TransposedLayout) -> Plan:
@@ -106,9 +129,11 @@ def layouts(problem: Problem, reload: bool) -> Iterator[TransposedLayout]:
     positions = problem.spatial if problem.spatial <= WHOLE_ROW else bank // PARTITIONS
     most = bank // (tile_rows(positions, problem.dtype) * positions)
     for split in splits(problem):
-        blocks = ceil_div(extent_of_core(shape, split, 0, problem.lnc).channels, PARTITIONS)
+        extent = extent_of_core(shape, split, 0, problem.lnc)
+        blocks = ceil_div(extent.channels, PARTITIONS)
+        widest = min(most, max(extent.batches // tile_rows(positions, problem.dtype), 1))
         for group_blocks in sorted({min(count, blocks) for count in GROUP_BLOCKS}):
-            for tiles in sorted({most, max(most // 2, 1)}):
+            for tiles in sorted({widest, max(widest // 2, 1)}):
                 layout = TransposedLayout(split, group_blocks, tiles, positions, 1, reload)
                 chunks = transposed_size(shape, problem.dtype, problem.lnc, layout).chunks
                 if chunks <= MOST_CHUNKS:
@@ -124,14 +149,17 @@ def ring_sizes(chunks: int, groups: int, reload: bool) -> list[int]:
     return sorted({min(chunks + spare, groups * chunks) for spare in spares})
 
 
-def predicted_us(problem: Problem, plan: Plan) -> float:
+def estimated_us(problem: Problem, plan: Plan) -> float:
     """Modelled time of a plan in microseconds: the busiest engine, phase by phase, and the ends of the pipeline.
 
     The first group is loaded and added up alone, the last one stored alone; between them both phases share the engines.
     A turn holds Vector for its chain of dependent steps.
     """
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    costs = [ChunkCost.of(problem, plan, chunk) for chunk in row_chunks(extent, plan.tiles, plan.positions, plan.dtype)]
+    chunks = row_chunks(extent, plan.tiles, plan.positions, plan.dtype)
+    alike = {(chunk.tiles, chunk.rows, chunk.length): chunk for chunk in chunks}
+    cost_of = {key: ChunkCost.of(problem, plan, chunk) for key, chunk in alike.items()}
+    costs = [cost_of[chunk.tiles, chunk.rows, chunk.length] for chunk in chunks]
     blocks = ceil_div(extent.channels, block_size(plan.shape, plan.split, plan.cores))
     groups = ceil_div(blocks, plan.group_blocks)
     share = blocks / groups  # blocks of an average group
@@ -336,25 +364,3 @@ def dma_ns(problem: Problem, plan: Plan, chunk: RowChunk) -> float:
     rate = timing.hbm.pair / 2 if problem.lnc == 2 else timing.roofline.peak
     shared: float = chunk.rows * nbytes / rate
     return max(engine, shared)
-
-
-def descriptors_us(problem: Problem, plan: BackwardPlan | ForwardPlan) -> float:
-    """The least time in microseconds that the DMA engines need for a plan with channels on partitions.
-
-    Such a plan moves runs of S elements, and what is asked for passes once at least.
-    """
-    dma = load_timing(TIMED).dma
-    lanes = min(problem.channels, PARTITIONS) * plan.bands
-    engines = min(ceil_div(lanes, dma.partitions_per_engine), dma.engines)
-    runs: int = ceil_div(problem.batch * problem.channels, problem.lnc)
-    run = dma.descriptor + problem.spatial * problem.itemsize / dma.rate
-    return float(_tensors(problem) * runs / engines * run) / 1000
-
-
-def _tensors(problem: Problem) -> int:
-    """How many tensors like x a pass moves at least: x and y, or dy, x if it is used, and dx if it is needed."""
-    if isinstance(problem, ForwardProblem):
-        return 2
-    dx = "dx" in problem.need
-    x = (dx and problem.training) or "dgamma" in problem.need or problem.relu == "recompute"
-    return 1 + x + dx

@@ -13,13 +13,14 @@ from nki_bn.bench.launches import launch_of
 from nki_bn.bench.workloads import load_model, model_names
 from nki_bn.explanation import moved_bytes
 from nki_bn.hardware import load_timing
-from nki_bn.pipeline import DMA, SYNC, VECTOR, Duration, Paces, Pipeline
+from nki_bn.pipeline import DMA, SYNC, TENSOR, VECTOR, Duration, Paces, Pipeline
 from nki_bn.planner import plan, plan_staged
 from nki_bn.predict import Candidate, Plan, predict
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident
 from nki_bn.simulator import RunOptions, Shaped, run
 from nki_bn.simulator.timing import Timeline, model
+from nki_bn.transposed_planner import transposed_candidates
 
 # What a prediction may be off by: nearly all, and the worst.
 NEARLY_ALL, WORST = 0.10, 0.20
@@ -48,6 +49,24 @@ PROBLEMS = (
     ForwardProblem((32, 64, 56, 56), "bfloat16", lnc=2),
     ForwardProblem((16, 200, 7, 7), "float32", relu="mask", residual=True, lnc=2),
     ForwardProblem((16, 130, 14, 14), "bfloat16", training=False, relu="recompute", lnc=1),
+)
+
+# Likewise for ``transposed``: [B, C] and other short rows; cores that divide channels or batches, unequal ones; masks,
+# residuals, given statistics, one output; rows that are read twice.
+ROWS = (
+    BackwardProblem((32, 4096), "bfloat16", lnc=2),
+    BackwardProblem((256, 1000), "float32", relu="mask", lnc=1),
+    BackwardProblem((4096, 1024), "bfloat16", lnc=2),
+    BackwardProblem((700, 100, 2), "bfloat16", relu="recompute", residual=True, lnc=2),
+    BackwardProblem((64, 257, 5), "float32", training=False, lnc=2),
+    BackwardProblem((300, 130, 7), "float16", relu="mask", need=("dx", "dresidual"), lnc=2),
+    BackwardProblem((300, 130, 3), "float16", need=("dbeta",), lnc=1),
+    BackwardProblem((1 << 15, 64), "float32", lnc=1),
+    ForwardProblem((32, 1000), "bfloat16", lnc=2),
+    ForwardProblem((4096, 1000), "float32", relu="mask", lnc=2),
+    ForwardProblem((700, 100, 6), "float32", relu="recompute", residual=True, lnc=1),
+    ForwardProblem((1023, 20, 4), "bfloat16", residual=True, lnc=2),
+    ForwardProblem((256, 256, 7), "float32", training=False, lnc=2),
 )
 
 
@@ -107,6 +126,21 @@ def test_plans_are_predicted(problem: Problem) -> None:
         assert abs(prediction.instructions - instructions) <= UNCOUNTED * instructions
         for engine, time in found.busy().items():
             assert prediction.busy[engine] == pytest.approx(time, rel=NEARLY_ALL)
+
+
+@pytest.mark.parametrize("problem", ROWS, ids=name_of)
+def test_transposed_plans_are_predicted(problem: BackwardProblem | ForwardProblem) -> None:
+    candidates = transposed_candidates(problem)
+    runs = [dry_run(problem, candidate.plan) for candidate in candidates]
+    assert abs(runs[0].off) < NEARLY_ALL and all(abs(found.off) < WORST for found in runs)
+    for candidate, found in zip(candidates, runs, strict=True):
+        assert abs(candidate.prediction.instructions - found.instructions()) <= UNCOUNTED * found.instructions()
+        for engine, time in found.busy().items():
+            # Whether a pause is just long enough for Tensor to turn cold decides over half of its pace.
+            off = WORST if engine == TENSOR else NEARLY_ALL
+            assert candidate.prediction.busy[engine] == pytest.approx(time, rel=off)
+    moved = sum(flight.transfer.hbm_bytes for flight in runs[0].timeline.flights)
+    assert moved_bytes(candidates[0]) == pytest.approx(moved, rel=0.01)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:3] + PROBLEMS[-3:], ids=name_of)

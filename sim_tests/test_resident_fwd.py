@@ -17,7 +17,7 @@ from nki_bn.bench.modelled import ModelTimer
 from nki_bn.cases import Draw
 from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan
 from nki_bn.kernels.resident_fwd_plan import ForwardLayout, resident_forward_plan
-from nki_bn.planner import plan_forward
+from nki_bn.planner import candidates, plan_forward
 from nki_bn.problem import DTYPES, RELU_MODES, ForwardCase
 from nki_bn.requests import prepare_forward
 from nki_bn.resident_forward_planner import best_resident_forward
@@ -147,11 +147,13 @@ def test_a_difference_is_rounded_only_far_from_the_mean(dtype: str) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_planner_takes_resident_where_it_fits(training: bool) -> None:
-    problem = ForwardProblem((4, 8, 10), "float32", training)
-    assert plan_forward(problem) == getattr(best_resident_forward(problem, reread=False), "plan", None)
+    """In training, where ``two_read`` reads again what SBUF lacks; ``reread`` only where a group does not fit."""
+    problem = ForwardProblem((32, 64, 784), "float32", training)
+    offered = {candidate.plan.strategy for candidate in candidates(problem)}
+    assert offered == {"resident", "two_read"} and (plan_forward(problem).strategy == "resident" or not training)
     # One channel of 2^24 values on each core: 512 KiB of a partition.
-    large = plan_forward(replace(problem, shape=(2**13, 2, 2**11)))
-    assert isinstance(large, ResidentForwardPlan) and large.reread == training
+    large = {candidate.plan.strategy for candidate in candidates(replace(problem, shape=(2**13, 2, 2**11)))}
+    assert large == {"reread" if training else "resident", "two_read"}
     first = replace(problem, target="trn1", lnc=1)
     assert best_resident_forward(first, reread=False) is None and isinstance(plan_forward(first), ForwardPlan)
 

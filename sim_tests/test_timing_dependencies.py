@@ -16,7 +16,7 @@ from timelines import hbm, tile
 
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.timing.dependencies import Edge
-from nki_bn.simulator.timing.footprint import Box, Ledger, Touch, box_of, everything, levels_of
+from nki_bn.simulator.timing.footprint import Box, Ledger, Touch, boxes_of, everything, levels_of
 from nki_bn.simulator.timing.jobs import jobs_of
 from nki_bn.simulator.trace import Access
 
@@ -140,6 +140,19 @@ def test_tiles_of_one_tensor_that_interleave_in_memory_do_not_meet() -> None:
     assert edges(kernel, hbm(2, 256, 10)) == [set()] * 4
 
 
+def test_bands_of_batches_that_interleave_do_not_meet() -> None:
+    """[16, 12, 10]: channels 0 to 7 in two bands of 8 batches, 3 of each at a time; the others in 8 bands of 2."""
+
+    def kernel(x: Any) -> None:
+        for first in (0, 3, 6):
+            batches = x.reshape((2, 8, 12, 10))[:, nl.ds(first, min(3, 8 - first)), nl.ds(0, 8), :]
+            nisa.dma_copy(batches.permute((0, 2, 1, 3)), tile(10 * min(3, 8 - first))[0:16, :])
+        rest = x.reshape((8, 2, 12, 10))[:, :, nl.ds(8, 4), :]
+        nisa.dma_copy(rest.permute((0, 2, 1, 3)), tile(20)[0:32, :])
+
+    assert edges(kernel, hbm(16, 12, 10)) == [set()] * 4
+
+
 def test_what_only_one_core_writes_is_ordered_by_a_barrier() -> None:
     def kernel(x: Any) -> None:
         shared = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
@@ -215,15 +228,18 @@ patterns = st.tuples(st.integers(0, 20), dimensions).map(
 )
 
 
-def meet(first: Box, second: Box) -> bool:
-    return all(a < d and c < b for (a, b), (c, d) in zip(first, second, strict=True))
+def meet(first: tuple[Box, ...], second: tuple[Box, ...]) -> bool:
+    return any(
+        all(a < d and c < b for (a, b), (c, d) in zip(one, two, strict=True))
+        for one, two in itertools.product(first, second)
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(blocks, patterns), min_size=2, max_size=5))
 def test_accesses_that_share_bytes_have_boxes_that_meet(accesses: list[Access]) -> None:
     levels = levels_of(accesses)
-    boxes = [box_of(access, levels) for access in accesses]
+    boxes = [boxes_of(access, levels) for access in accesses]
     for (one, first), (two, second) in itertools.combinations(zip(accesses, boxes, strict=True), 2):
         assert meet(first, second) or not covered(one) & covered(two)
 
@@ -233,7 +249,7 @@ def test_accesses_that_share_bytes_have_boxes_that_meet(accesses: list[Access]) 
 def test_blocks_of_a_tensor_meet_only_if_they_share_bytes(accesses: list[Access]) -> None:
     """If some access cuts every dimension, so that all strides are known."""
     levels = levels_of([*accesses, part_of([(0, 2), (0, 2), (0, 2)])])
-    boxes = [box_of(access, levels) for access in accesses]
+    boxes = [boxes_of(access, levels) for access in accesses]
     for (one, first), (two, second) in itertools.combinations(zip(accesses, boxes, strict=True), 2):
         assert meet(first, second) == bool(covered(one) & covered(two))
 
@@ -249,7 +265,7 @@ def test_the_ledger_finds_every_conflict_directly_or_through_others(touches: lis
         for touch in ledger.conflicts(box, writes):
             before[index] |= before[touch.record] | {touch.record}
         ledger.note(box, Touch(index, f"queue {index}", writes))
-        conflicting = {at for at in range(index) if meet(touches[at][0], box) and (writes or touches[at][1])}
+        conflicting = {at for at in range(index) if meet((touches[at][0],), (box,)) and (writes or touches[at][1])}
         assert conflicting <= before[index]
 
 

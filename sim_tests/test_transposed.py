@@ -25,7 +25,7 @@ from nki_bn.pair import backward_case
 from nki_bn.problem import DTYPES, RELU_MODES, Array, BackwardCase, BackwardProblem, ForwardCase, ForwardProblem
 from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.simulator import RunOptions
-from nki_bn.transposed_planner import best_transposed
+from nki_bn.transposed_planner import best_transposed, estimated_us
 from nki_bn.transposed_planner import plan_of as plan_of_layout
 
 NUMERICS = ("trn2", "ideal")
@@ -303,7 +303,9 @@ SHAPES = [(64, 96), (512, 200), (256, 256, 3), (96, 128, 7), (16, 24, 5), (1, 64
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_planner_takes_it_only_where_it_is_faster(shape: tuple[int, ...], dtype: str) -> None:
-    for problem, op in ((BackwardProblem(shape, dtype), "bwd"), (ForwardProblem(shape, dtype), "fwd")):
+    # Running statistics need more than one value per channel: a single example takes given ones.
+    training = shape[0] > 1
+    for problem, op in ((BackwardProblem(shape, dtype), "bwd"), (ForwardProblem(shape, dtype, training), "fwd")):
         if planner.plan(problem).strategy == "transposed":
             chosen = modelled(problem).time_us
             assert all(chosen <= modelled(problem, other).time_us for other in strategies_of(op))
@@ -311,7 +313,8 @@ def test_the_planner_takes_it_only_where_it_is_faster(shape: tuple[int, ...], dt
 
 @pytest.mark.parametrize("shape", [(512, 200), (2048, 256, 3), (700, 128, 7), (4096, 64), (256, 2048)])
 @pytest.mark.parametrize("relu", ["none", "mask"])
-def test_predictions_are_within_a_third(relu: str, shape: tuple[int, ...]) -> None:
+def test_the_closed_form_is_within_half(relu: str, shape: tuple[int, ...]) -> None:
+    """It only ranks layouts; the best by it are predicted."""
     problems: tuple[Problem, ...] = (
         BackwardProblem(shape, "bfloat16", relu=relu),
         ForwardProblem(shape, "float32", relu=relu),
@@ -320,7 +323,7 @@ def test_predictions_are_within_a_third(relu: str, shape: tuple[int, ...]) -> No
         best = best_transposed(problem)
         assert best is not None
         time = ModelTimer().time(problem, best.plan).time_us
-        assert 2 / 3 < best.predicted_us / time < 4 / 3
+        assert 1 / 2 < estimated_us(problem, best.plan) / time < 3 / 2
 
 
 @pytest.mark.parametrize("problem", [BackwardProblem, ForwardProblem])

@@ -10,7 +10,7 @@ from nki_bn.bench.record import Case
 from nki_bn.hardware import load_target
 from nki_bn.predict import Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
-from nki_bn.resident_forward_planner import best_resident_forward
+from nki_bn.resident_forward_planner import best_resident_forward, likely_resident_forward
 from nki_bn.resident_planner import best_resident
 from nki_bn.transposed_planner import best_transposed
 
@@ -52,10 +52,13 @@ def plan_of(problem: Problem, strategy: str) -> Plan:
     """
     if strategy == PLANNED:
         return planner.plan(problem)
+    best = None
     if strategy == "resident" and isinstance(problem, BackwardProblem):
         best = best_resident(problem)
-        if best is not None:
-            return best.plan
+    elif strategy in ("resident", "reread") and isinstance(problem, ForwardProblem):
+        best = best_resident_forward(problem, strategy == "reread")
+    if best is not None:
+        return best.plan
     return sized(problem, strategy, load_target(problem.target).sbuf_partition_bytes)
 
 
@@ -74,10 +77,10 @@ def _staged(problem: Problem, sbuf_bytes: int) -> Plan:
 
 
 def _forward(problem: ForwardProblem, strategy: str, sbuf_bytes: int) -> Plan:
-    best = best_resident_forward(problem, strategy == "reread", sbuf_bytes)
-    if best is None:
+    chosen = likely_resident_forward(problem, strategy == "reread", sbuf_bytes)
+    if chosen is None:
         raise ValueError(f"no layout of {strategy} fits into {sbuf_bytes} bytes of SBUF per partition")
-    return best.plan
+    return chosen
 
 
 def _transposed(problem: Problem, sbuf_bytes: int) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nki_bn.simulator.memory import MemoryRegion
-from nki_bn.simulator.timing.footprint import Box, Ledger, Touch, box_of, everything, levels_of
+from nki_bn.simulator.timing.footprint import Box, Ledger, Touch, boxes_of, everything, levels_of
 from nki_bn.simulator.trace import Access, Record, Trace
 
 # A read after the write of its data, a write after a read or a write of what it replaces, an edge the kernel asked
@@ -46,7 +46,7 @@ class _Watch:
         self._levels = {memory: levels_of(found) for memory, found in accesses.items()}
         self._shared = {memory for memory, found in accesses.items() if found[0].region is MemoryRegion.shared_hbm}
         self._ledgers: dict[tuple[int, int], Ledger] = {}
-        self._boxes: dict[Access, Box] = {}
+        self._boxes: dict[Access, tuple[Box, ...]] = {}
 
     def edges(self, record: Record, queue: str) -> list[Edge]:
         """The edges into the next record of the trace."""
@@ -72,9 +72,10 @@ class _Watch:
     def _touch(self, record: Record, queue: str) -> dict[int, str]:
         touches = [(access, False) for access in record.reads] + [(access, True) for access in record.writes]
         placed = [
-            (self._ledger(record.core, access.memory), self._box(access), writing)
+            (self._ledger(record.core, access.memory), box, writing)
             for access, writing in touches
             if access.memory in self._levels
+            for box in self._boxes_of(access)
         ]
         found: dict[int, str] = {}
         for ledger, box, writing in placed:
@@ -92,9 +93,9 @@ class _Watch:
             self._ledgers[key] = Ledger(len(self._levels[memory]) + 1)
         return self._ledgers[key]
 
-    def _box(self, access: Access) -> Box:
+    def _boxes_of(self, access: Access) -> tuple[Box, ...]:
         if access not in self._boxes:
-            self._boxes[access] = box_of(access, self._levels[access.memory])
+            self._boxes[access] = boxes_of(access, self._levels[access.memory])
         return self._boxes[access]
 
 

@@ -44,8 +44,8 @@ def levels_of(accesses: Iterable[Access]) -> tuple[int, ...]:
     return tuple(levels)
 
 
-def box_of(access: Access, levels: tuple[int, ...]) -> Box:
-    """The smallest box around ``access`` that its digits allow."""
+def boxes_of(access: Access, levels: tuple[int, ...]) -> tuple[Box, ...]:
+    """The smallest boxes around ``access`` that its digits allow: one, or more where a range goes on into a digit."""
     outer, run = _outer(access)
     kept: dict[int, int] = {}
     reach = run
@@ -55,7 +55,28 @@ def box_of(access: Access, levels: tuple[int, ...]) -> Box:
         else:
             kept, run = {}, reach + stride * (size - 1)
         reach += stride * (size - 1)
-    return _digits(access.offset, kept, run, levels) or _digits(access.offset, {}, reach, levels)
+    boxes = tuple(_digits(offset, sizes, run, levels) for offset, sizes in _carried(access.offset, kept, levels))
+    return boxes if all(boxes) else (_digits(access.offset, {}, reach, levels),)
+
+
+def _carried(offset: int, kept: dict[int, int], levels: tuple[int, ...]) -> list[tuple[int, dict[int, int]]]:
+    """Offsets and sizes of the parts of a pattern, cut where a size goes on into the digit above.
+
+    The levels above come from other accesses. Nothing is cut where the digit above has a size of its own.
+    """
+    for place, level in zip(reversed(levels[:-1]), reversed(levels[1:]), strict=True):
+        base, first = place // level, offset % place // level
+        count = kept.get(level, 0)
+        if count and first + count > base and place not in kept:
+            whole, last = divmod(count - (base - first), base)
+            parts = [(offset, kept | {level: base - first})]
+            offset += (base - first) * level
+            if whole:
+                parts.append((offset, kept | {level: base, place: whole}))
+            if last:
+                parts.append((offset + whole * place, kept | {level: last}))
+            return [cut for part in parts for cut in _carried(*part, levels)]
+    return [(offset, kept)]
 
 
 def _outer(access: Access) -> tuple[list[tuple[int, int]], int]:
