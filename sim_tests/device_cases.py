@@ -16,7 +16,7 @@ from stand_in import DeviceTensor, Recorder
 from torch_judging import SHAPES, drawn, with_drawn_state
 
 import nki_bn.torch as nbt
-from nki_bn.kernels.plan import ForwardPlan, ResidentPlan
+from nki_bn.kernels.plan import ResidentForwardPlan, ResidentPlan
 from nki_bn.planner import plan
 from nki_bn.problem import BackwardProblem, ForwardProblem
 from nki_bn.torch import neuron, synchronised_modules
@@ -86,7 +86,7 @@ def test_what_is_launched(recorder: Recorder) -> None:
     (forward, forward_lnc, given), (backward, backward_lnc, back) = recorder.launches
     assert (forward, forward_lnc, backward, backward_lnc) == ("batch_norm_fwd", 2, "batch_norm_bwd", 2)
     problem = {"shape": SHAPE, "dtype": "bfloat16", "relu": "mask"}
-    assert given[-1] == plan(ForwardProblem(**problem)) and isinstance(given[-1], ForwardPlan)
+    assert given[-1] == plan(ForwardProblem(**problem)) and isinstance(given[-1], ResidentForwardPlan)
     assert back[9] == plan(BackwardProblem(**problem)) and isinstance(back[9], ResidentPlan)
     layout = (3, 3, 1, 4, 5)
     assert given[0].shape == back[0].shape == back[1].shape == back[8].shape == layout

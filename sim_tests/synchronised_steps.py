@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from ranks import first_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_judging import Step, case_of, judge_running, wide_twin
+from torch_judging import Step, arithmetic_of, case_of, judge_running, wide_twin
 
 import nki_bn.torch as nbt
 from nki_bn import pair
 from nki_bn.problem import GRADIENTS, Array
 from nki_bn.simulator.torch_memory import torch_memory
-from nki_bn.tolerances import Arithmetic
 
 KINDS = {"plain": nbt.SyncBatchNorm, "relu": nbt.SyncBatchNormReLU, "add": nbt.SyncBatchNormAddReLU}
 
@@ -112,7 +111,7 @@ def judge(case: Case, made: list[Any]) -> None:
     twin = wide_twin(module, x.dim())
     twin(x.double())
     numerics = "trn2" if case.backend == "simulator" else "ideal"
-    arithmetic = Arithmetic(str(case.dtype).removeprefix("torch."), numerics, replicas=len(case.sizes))
+    arithmetic = arithmetic_of(case.dtype, case.kind != "plain", numerics, len(case.sizes))
     outputs = tuple(combined(name, [member[name] for member in members]) for name in ("y", *GRADIENTS))
     rows = [*pair.judge_pair(forward, torch_memory(dy), outputs, arithmetic)]
     for name in ("running_mean", "running_var", "num_batches_tracked"):
