@@ -182,9 +182,16 @@ def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: 
     prepare_ahead(work, done)
     if job.sums:
         if work.plan.tensor_sums:
+            free_accumulators(work, done, job)
             sum_gradient(work, at)
         multiply(work, at)
         take_turn_steps(work, done)
+
+
+def free_accumulators(work: ResidentWork, done: Progress, job: Job) -> None:
+    """Have the turn under way read its sums if this job's group is to use the same accumulators."""
+    if done.turn != None and done.turned == 0 and job.step.group > done.turn.group + 1:
+        take_turn_step(work, done)
 
 
 def end_sums(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:

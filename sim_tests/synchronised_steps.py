@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from ranks import first_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_judging import Step, arithmetic_of, case_of, judge_running, wide_twin
+from torch_judging import Step, case_of, judge_running, wide_twin
 
 import nki_bn.torch as nbt
-from nki_bn import pair
+from nki_bn import pair, verify
+from nki_bn.planner import plan_forward
 from nki_bn.problem import GRADIENTS, Array
+from nki_bn.requests import prepare_forward
+from nki_bn.simulator import RunOptions
 from nki_bn.simulator.torch_memory import torch_memory
 
 KINDS = {"plain": nbt.SyncBatchNorm, "relu": nbt.SyncBatchNormReLU, "add": nbt.SyncBatchNormAddReLU}
@@ -111,7 +114,10 @@ def judge(case: Case, made: list[Any]) -> None:
     twin = wide_twin(module, x.dim())
     twin(x.double())
     numerics = "trn2" if case.backend == "simulator" else "ideal"
-    arithmetic = arithmetic_of(case.dtype, case.kind != "plain", numerics, len(case.sizes))
+    # y is made by a forward with given statistics.
+    problem = replace(prepare_forward(forward).problem, training=False)
+    one = verify.arithmetic_of(problem, plan_forward(problem), RunOptions(numerics=numerics))
+    arithmetic = replace(one, replicas=len(case.sizes))
     outputs = tuple(combined(name, [member[name] for member in members]) for name in ("y", *GRADIENTS))
     rows = [*pair.judge_pair(forward, torch_memory(dy), outputs, arithmetic)]
     for name in ("running_mean", "running_var", "num_batches_tracked"):

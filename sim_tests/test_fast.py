@@ -28,7 +28,21 @@ def planned(case: BackwardCase, tensor: bool, fast: bool = True, training: bool 
     """A plan whose sums are made by Tensor or not, in several groups and chunks."""
     shape = case.x.shape[0], case.x.shape[1], int(np.prod(case.x.shape[2:]))
     sets, channels, eighths = (2, 1, 4) if tensor else (1, 2, 3)
-    layout = ResidentLayout("none", channels, sets, 2, 4, 40, 12, tensor, eighths)
+    layout = ResidentLayout(
+        split="none",
+        set_channels=channels,
+        group_sets=sets,
+        batch_bands=2,
+        space_bands=4,
+        last_batch_bands=2,
+        last_space_bands=4,
+        chunk=40,
+        slots=12,
+        tensor_sums=tensor,
+        eighths=eighths,
+        term_eighths=0,
+        short_start=False,
+    )
     task = BackwardTask(shape, case.x.dtype.name, 1, case.relu, False, training, NEED, fast)
     chosen: ResidentPlan = resident_plan(task, layout)
     return chosen

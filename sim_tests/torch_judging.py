@@ -11,9 +11,12 @@ import numpy as np
 import torch
 
 import nki_bn.torch as nbt
-from nki_bn import pair, reference, tolerances
+from nki_bn import pair, reference, tolerances, verify
 from nki_bn.comparison import Comparison, compare
+from nki_bn.planner import plan_forward
 from nki_bn.problem import Array, ForwardCase
+from nki_bn.requests import prepare_forward
+from nki_bn.simulator import RunOptions
 from nki_bn.simulator.torch_memory import torch_memory
 from nki_bn.tolerances import Arithmetic, half_unit
 
@@ -94,18 +97,13 @@ def judge_step(module: Any, step: Step, relu: bool = False) -> None:
     twin(step.x.double())
     made = step.run(module)
     names = ("y", "dx", "dgamma", "dbeta", "dresidual")
-    arithmetic = arithmetic_of(step.x.dtype, relu)
+    problem = prepare_forward(case).problem
+    arithmetic = verify.arithmetic_of(problem, plan_forward(problem), RunOptions())
     rows = [*pair.judge_pair(case, torch_memory(step.dy), tuple(map(made.get, names)), arithmetic)]
     rows += judge_running(module, twin, case, arithmetic)
     assert all(row.ok for row in rows), rows
     assert {row.output for row in rows} >= {"y", "dx"}
     assert module.num_batches_tracked is None or int(module.num_batches_tracked) == int(twin.num_batches_tracked)
-
-
-def arithmetic_of(dtype: torch.dtype, relu: bool, numerics: str = "trn2", replicas: int = 1) -> Arithmetic:
-    """That of a module; without a ReLU a forward may keep x - hi in 16 bits, see docs/numerics.md."""
-    narrow = dtype != torch.float32 and not relu
-    return Arithmetic(str(dtype).removeprefix("torch."), numerics, narrow=narrow, replicas=replicas)
 
 
 def case_of(module: Any, step: Step, relu: bool) -> ForwardCase:
