@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import nki
 
 from nki_bn import installation
+from nki_bn.hardware import load_target
 from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Installation, RunOptions, run
 
@@ -106,6 +107,62 @@ def backward_call(
     columns = (inputs.mean, inputs.var, inputs.gamma, inputs.beta)
     relu = (problem.relu != "none", inputs.relu_mask)
     return batch_norm_bwd, (inputs.dy, inputs.x, *columns, inputs.eps, *relu, plan, inputs.residual)
+
+
+def run_moments(inputs: ForwardInputs, problem: ForwardProblem) -> tuple[Array, Array]:
+    """Mean and biased variance [C] of a shard of a batch; of ``inputs`` only x is used."""
+    plan = moments_plan(problem)
+    _, mean, var, *_ = _launch(*forward_call(inputs, problem, plan), problem, plan.sbuf_bytes)
+    return mean, var
+
+
+def moments_plan(problem: ForwardProblem) -> ForwardPlan:
+    """The plan of a training forward that makes statistics only."""
+    from nki_bn.kernels.sizing import two_read_plan
+
+    budget = load_target(problem.target).sbuf_partition_bytes
+    plan: ForwardPlan = two_read_plan(
+        problem.extents,
+        problem.dtype,
+        problem.lnc,
+        budget,
+        need=(False, False),
+        relu=problem.relu != "none",
+        residual=problem.residual,
+    )
+    return plan
+
+
+def run_input_gradient(
+    inputs: BackwardInputs, dgamma: Array, dbeta: Array, count: int, problem: BackwardProblem
+) -> Array:
+    """dx [B, C, D, H, W] from sums [C] over ``count`` values per channel, of which x is a part."""
+    plan = input_gradient_plan(problem)
+    sums = dgamma.reshape(-1, 1), dbeta.reshape(-1, 1)
+    dx: Array = _launch(*input_gradient_call(inputs, sums, count, problem, plan), problem, plan.sbuf_bytes)
+    return dx
+
+
+def input_gradient_call(
+    inputs: BackwardInputs, sums: tuple[Any, Any], count: int, problem: BackwardProblem, plan: BackwardPlan
+) -> tuple[Any, tuple[Any, ...]]:
+    """The kernel of :func:`run_input_gradient` and its arguments, of whatever framework; ``sums`` are [C, 1]."""
+    from nki_bn.kernels.given_statistics import input_gradient
+
+    columns = (inputs.mean, inputs.var, inputs.gamma, inputs.beta)
+    relu = (problem.relu != "none", inputs.relu_mask)
+    arguments = (inputs.dy, inputs.x, *columns, *sums, count, plan, inputs.eps, *relu, inputs.residual)
+    return input_gradient, arguments
+
+
+def input_gradient_plan(problem: BackwardProblem) -> BackwardPlan:
+    """The plan of :func:`run_input_gradient`."""
+    from nki_bn.kernels.sizing import staged_plan
+
+    budget = load_target(problem.target).sbuf_partition_bytes
+    sizes = problem.extents, problem.dtype, problem.relu, problem.lnc, budget
+    plan: BackwardPlan = staged_plan(*sizes, residual=problem.residual, need=(True, False, False, False))
+    return plan
 
 
 @contextmanager

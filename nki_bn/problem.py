@@ -31,6 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 OUTPUTS = ("dx", "dgamma", "dbeta")
 GRADIENTS = (*OUTPUTS, "dresidual")
 RELU_MODES = ("none", "mask", "recompute")
+SYNC_MODES = ("two_round", "one_round")
 PRECISIONS = ("high", "fast")
 LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 

@@ -47,8 +47,13 @@ class BackwardRequest:
     inputs: BackwardInputs
 
 
-def prepare_forward(case: ForwardCase, lnc: int | None = None, target: str = "trn2") -> ForwardRequest:
-    """Check the arguments of ``batch_norm_fwd``, raising as there, and bring them into the kernel's layout."""
+def prepare_forward(
+    case: ForwardCase, lnc: int | None = None, target: str = "trn2", part: bool = False
+) -> ForwardRequest:
+    """Check the arguments of ``batch_norm_fwd``, raising as there, and bring them into the kernel's layout.
+
+    If x is a ``part`` of a batch, one value per channel is accepted.
+    """
     training = require_flag("training", case.training)
     for flag in ("fuse_relu", "save_relu_mask"):
         require_flag(flag, getattr(case, flag))
@@ -72,7 +77,7 @@ def prepare_forward(case: ForwardCase, lnc: int | None = None, target: str = "tr
         momentum=averaging_factor(case.momentum, case.num_batches_tracked, training and running_mean is not None),
         eps=require_eps(case.eps, training),
     )
-    if training and problem.count == 1:
+    if training and problem.count == 1 and not part:
         raise ValueError(f"x has 1 value per channel, shape {problem.shape}; accepted in training: more than 1")
     return ForwardRequest(problem, inputs)
 

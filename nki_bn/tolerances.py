@@ -44,7 +44,8 @@ class Arithmetic:
     """What decides the rounding of a run: dtype of the input, modes of the simulator, and what plans do.
 
     ``staged``: dy' is kept between the phases of the backward in bfloat16; ``tensor``: Tensor combines dx; ``fast``:
-    the x-term of dx is rounded to the dtype of the input; ``narrow``: x - hi is kept in that dtype in the forward.
+    the x-term of dx is rounded to the dtype of the input; ``narrow``: x - hi is kept in that dtype in the forward;
+    ``replicas``: as many reduce statistics and sums.
     """
 
     dtype: str
@@ -54,6 +55,13 @@ class Arithmetic:
     tensor: bool = False
     fast: bool = False
     narrow: bool = False
+    replicas: int = 1
+
+    @property
+    def reduction(self) -> float:
+        """Share of its terms by which a reduction over replicas may be off: R - 1 additions in any order, and at most
+        four roundings of weights, products and quotients."""
+        return (self.replicas + 3) * FLOAT32 if self.replicas > 1 else 0.0
 
     @property
     def slope(self) -> float:
@@ -63,7 +71,7 @@ class Arithmetic:
     @property
     def sums(self) -> float:
         """Share of sum |terms| by which dgamma and dbeta may be off: the sum, and two pointer operands of dgamma."""
-        return SUMS[self.accumulate] + 2 * POINTER[self.numerics]
+        return SUMS[self.accumulate] + 2 * POINTER[self.numerics] + self.reduction
 
     @property
     def frozen(self) -> float:
@@ -103,9 +111,10 @@ def statistics(x: Array, mean: Float64, var: Float64, arithmetic: Arithmetic) ->
     """The allowances of the statistics ``mean`` and ``var`` [C] of ``x``."""
     with np.errstate(all="ignore"):
         spread = reference.spread(x)
-        sums = SUMS[arithmetic.accumulate]
-        moved = MERGES * (np.abs(mean) + spread)
-        of_mean = MERGES * np.abs(mean) + sums * spread
+        sums = SUMS[arithmetic.accumulate] + arithmetic.reduction
+        merges = MERGES + arithmetic.reduction
+        moved = merges * (np.abs(mean) + spread)
+        of_mean = merges * np.abs(mean) + sums * spread
         of_var = (sums + COLUMNS) * var + 2 * moved * np.sqrt(var) + moved**2
     return {"mean": everywhere(of_mean), "var": everywhere(of_var)}
 

@@ -19,7 +19,7 @@ import nki_bn.torch as nbt
 from nki_bn.kernels.plan import ResidentForwardPlan, ResidentPlan
 from nki_bn.planner import plan
 from nki_bn.problem import BackwardProblem, ForwardProblem
-from nki_bn.torch import neuron
+from nki_bn.torch import neuron, synchronised_modules
 
 SHAPE = SHAPES[4]
 OPERATORS = torch.ops.nki_bn
@@ -137,3 +137,53 @@ def test_the_device_of_torch_xla_has_the_same_operators(recorder: Recorder) -> N
     eval_arguments = (x, *columns[:5], 1e-5, False, False)
     assert OPERATORS.batch_norm_inference.default.redispatch(xla, *eval_arguments)[0].shape == x.shape
     assert [name for name, _, _ in recorder.launches] == ["batch_norm_fwd", "batch_norm_bwd", "batch_norm_fwd"]
+
+
+class Twins:
+    """A group of two ranks that hold the same shard."""
+
+    key, size = "", 2
+
+    def join(self, parts: Any) -> Any:
+        return torch.cat(list(parts))
+
+    def all_reduce(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        return values + values
+
+    def all_gather(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([values, values])
+
+
+@pytest.mark.parametrize("mode", ["two_round", "one_round"])
+@pytest.mark.parametrize("kind", ["SyncBatchNorm", "SyncBatchNormReLU", "SyncBatchNormAddReLU"])
+def test_a_synchronised_step_on_a_device(
+    kind: str, mode: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the simulator computes, by four launches, none of which depends on how many values all ranks have."""
+    monkeypatch.setattr(synchronised_modules, "replicas_of", lambda group: Twins())
+    monkeypatch.setattr(synchronised_modules, "check_agreement", lambda *arguments: None)
+    here = with_drawn_state(getattr(nbt, kind)(3, mode=mode))
+    there, here.backend = on_device(here), "simulator"
+    values = [drawn(SHAPE, torch.bfloat16, seed) for seed in range(2 if "Add" in kind else 1)]
+    leaves = [value.clone().requires_grad_() for value in values]
+    moved = [DeviceTensor(value).requires_grad_() for value in values]
+    y, got = here(*leaves), there(*moved)
+    y.square().sum().backward()
+    got.square().sum().backward()
+    assert torch.equal(got.values, y)
+    assert all(torch.equal(a.grad.values, b.grad) for a, b in zip(moved, leaves, strict=True))
+    for name, parameter in here.named_parameters():
+        assert torch.equal(dict(there.named_parameters())[name].grad.values, parameter.grad)
+    for name, buffer in here.named_buffers():
+        assert torch.equal(dict(there.named_buffers())[name].values, buffer)
+    names = [name for name, _, _ in recorder.launches]
+    assert names == ["batch_norm_fwd", "batch_norm_fwd", "batch_norm_bwd", "input_gradient"]
+    assert recorder.launches[3][2][8] == 1
+
+
+def test_an_empty_shard_launches_nothing(recorder: Recorder) -> None:
+    x, columns = DeviceTensor(drawn((0, 3, 4, 4))), [DeviceTensor(torch.ones(3)) for _ in range(4)]
+    mean, var = OPERATORS.batch_norm_moments(x)
+    assert not mean.values.any() and not var.values.any()
+    dx = OPERATORS.batch_norm_input_gradient(x, x, *columns[:2], None, None, None, None, *columns[2:], 1e-5, False)
+    assert dx.shape == x.shape and recorder.launches == []

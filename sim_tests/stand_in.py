@@ -70,6 +70,8 @@ class Recorder:
         placed = DeviceTensor if tensors else torch.Tensor.clone
         given = [torch_memory(a.values) if isinstance(a, DeviceTensor) else _host(a) for a in arguments]
         made = run(kernel, tuple(given), {}, lnc, RunOptions()).outputs
+        if not isinstance(made, tuple):
+            return placed(to_torch(made))
         return tuple(None if output is None else placed(to_torch(output)) for output in made)
 
 

@@ -59,6 +59,7 @@ LAYERS = (
     ("nki_bn.planner", "nki_bn.execute"),
     ("nki_bn.requests",),
     ("nki_bn.ops",),
+    ("nki_bn.synchronised",),
     ("nki_bn.torch",),
     ("nki_bn.verify",),
     ("nki_bn.pair",),

@@ -56,6 +56,15 @@ def test_the_other_operators_keep_the_rules() -> None:
         assert set(torch.library.opcheck(OPERATORS.batch_norm_backward, backward).values()) == {"SUCCESS"}
 
 
+def test_the_operators_between_reductions_keep_the_rules() -> None:
+    x, weight, bias, residual, mean, var, _ = tensors(requires_grad=False).values()
+    assert set(torch.library.opcheck(OPERATORS.batch_norm_moments, (x,)).values()) == {"SUCCESS"}
+    sums = (mean + 0.1, var / 2)
+    for saved in ((None, residual), (torch.ones(x.shape, dtype=torch.uint8), None)):
+        arguments = (x, x + 1, mean, var, weight, bias, *saved, *sums, 1e-5, True)
+        assert set(torch.library.opcheck(OPERATORS.batch_norm_input_gradient, arguments).values()) == {"SUCCESS"}
+
+
 def test_the_schema_says_what_is_moved() -> None:
     moved = [a.name for a in OPERATORS.batch_norm_training.default._schema.arguments if a.alias_info is not None]
     assert moved == ["running_mean", "running_var", "num_batches_tracked"]

@@ -232,3 +232,71 @@ def test_an_optimiser_goes_on_with_the_converted_model() -> None:
         model(x).square().sum().backward()
         optimiser.step()
         assert not torch.equal(model[1].weight, before)
+
+
+SYNCHRONISED = {
+    "BatchNorm1d": "SyncBatchNorm",
+    "BatchNorm2d": "SyncBatchNorm",
+    "BatchNorm3d": "SyncBatchNorm",
+    "BatchNormReLU1d": "SyncBatchNormReLU",
+    "BatchNormReLU2d": "SyncBatchNormReLU",
+    "BatchNormReLU3d": "SyncBatchNormReLU",
+    "BatchNormAddReLU2d": "SyncBatchNormAddReLU",
+    "BatchNormAddReLU3d": "SyncBatchNormAddReLU",
+    "SyncBatchNorm": "SyncBatchNorm",
+    "SyncBatchNormReLU": "SyncBatchNormReLU",
+    "SyncBatchNormAddReLU": "SyncBatchNormAddReLU",
+}
+
+
+@pytest.mark.parametrize("kind", SYNCHRONISED)
+def test_every_batch_norm_can_be_synchronised(kind: str) -> None:
+    """Only class, group and mode change; without a group it goes on computing what it did."""
+    layer = with_drawn_state(getattr(nbt, kind)(3, momentum=0.3, eps=0.01, backend="torch"))
+    model = nn.Sequential(layer)
+    before, held = copy.deepcopy(model), state_of(model)
+    assert nbt.convert_sync_batch_norm(model, mode="one_round") is model
+    changed = {name for name, value in state_of(model).items() if value != held[name]}
+    assert changed == set() and type(layer) is getattr(nbt, SYNCHRONISED[kind])
+    settings = (layer.mode, layer.process_group, layer.momentum, layer.eps, layer.backend)
+    assert settings == ("one_round", None, 0.3, 0.01, "torch")
+    spatial = [2] * {"1": 0, "3": 3}.get(kind[-2], 2)
+    x = [drawn((4, 3, *spatial))] * (2 if "Add" in kind else 1)
+    for training in (True, False):
+        assert torch.equal(layer.train(training)(*x), before[0].train(training)(*x))
+
+
+def test_torchs_layers_are_synchronised_too_and_keep_their_group() -> None:
+    theirs = nn.SyncBatchNorm(3)
+    theirs.process_group = "a group"
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm2d(3), nn.BatchNorm3d(3), theirs)
+    nbt.convert_sync_batch_norm(model)
+    assert {type(layer) for layer in model} == {nbt.SyncBatchNorm}
+    assert [layer.process_group for layer in model] == [None, None, None, "a group"]
+    assert [layer.process_group for layer in nbt.convert_sync_batch_norm(model, "another")] == ["another"] * 4
+    assert "mode=two_round" in repr(model) and list(model[0].state_dict()) == list(nn.BatchNorm1d(3).state_dict())
+
+
+def test_what_cannot_be_synchronised_is_named() -> None:
+    hooked = nn.BatchNorm2d(3)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(hooked, nn.LazyBatchNorm2d(), nn.InstanceNorm2d(3))
+    with pytest.warns(UserWarning, match="not converted .0: it has hooks; 1: it is a LazyBatchNorm2d"):
+        nbt.convert_sync_batch_norm(model)
+    assert [type(layer) for layer in model] == [nn.BatchNorm2d, nn.LazyBatchNorm2d, nn.InstanceNorm2d]
+
+
+def test_fusion_comes_before_synchronisation_and_there_is_no_way_back() -> None:
+    model = nbt.convert_sync_batch_norm(nbt.convert_batch_norm(small_resnet(), fuse_relu=True))
+    assert type(model[1]) is nbt.SyncBatchNormReLU and type(model[3].bn1) is nbt.SyncBatchNorm
+    with pytest.warns(UserWarning, match="not reverted .1: it does more than torch's batch norm; 3.bn1: "):
+        nbt.revert_batch_norm(model)
+    assert type(model[1]) is nbt.SyncBatchNormReLU
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "three_round"}, {"backend": "gpu"}])
+def test_unknown_ways_to_synchronise_are_refused_before_anything_changes(wrong: dict[str, str]) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is '.*; accepted: "):
+        nbt.convert_sync_batch_norm(model, **wrong)
+    assert type(model[0]) is nn.BatchNorm2d

@@ -92,7 +92,7 @@ def drawn_step(shape: tuple[int, ...], dtype: torch.dtype, residual: bool = Fals
 
 def judge_step(module: Any, step: Step, relu: bool = False) -> None:
     """Run ``step``; judge y, the gradients, and how the running statistics moved, against torch in float64."""
-    case = _case(module, step, relu)
+    case = case_of(module, step, relu)
     twin = wide_twin(module, step.x.dim())
     twin(step.x.double())
     made = step.run(module)
@@ -100,13 +100,14 @@ def judge_step(module: Any, step: Step, relu: bool = False) -> None:
     problem = prepare_forward(case).problem
     arithmetic = verify.arithmetic_of(problem, plan_forward(problem), RunOptions())
     rows = [*pair.judge_pair(case, torch_memory(step.dy), tuple(map(made.get, names)), arithmetic)]
-    rows += _judge_running(module, twin, case, arithmetic)
+    rows += judge_running(module, twin, case, arithmetic)
     assert all(row.ok for row in rows), rows
     assert {row.output for row in rows} >= {"y", "dx"}
     assert module.num_batches_tracked is None or int(module.num_batches_tracked) == int(twin.num_batches_tracked)
 
 
-def _case(module: Any, step: Step, relu: bool) -> ForwardCase:
+def case_of(module: Any, step: Step, relu: bool) -> ForwardCase:
+    """The forward of a step, with the parameters and statistics that ``module`` has now."""
     parameters = [None if p is None else torch_memory(p.float()) for p in (module.weight, module.bias)]
     tracked = [None if s is None else torch_memory(s.float().clone()) for s in map(module._buffers.get, STATISTICS)]
     training = module.training or tracked[0] is None
@@ -115,7 +116,7 @@ def _case(module: Any, step: Step, relu: bool) -> ForwardCase:
     return replace(case, fuse_relu=relu, residual=residual)
 
 
-def _judge_running(module: Any, twin: Any, case: ForwardCase, arithmetic: Arithmetic) -> list[Comparison]:
+def judge_running(module: Any, twin: Any, case: ForwardCase, arithmetic: Arithmetic) -> list[Comparison]:
     """The running statistics; those of the batch may be off as the table says, before they are weighted."""
     if module.running_mean is None:
         return []

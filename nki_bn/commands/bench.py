@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nki_bn.bench.extra import require_extra
 from nki_bn.bench.record import OPERATIONS
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES, resolve_lnc
+from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES, SYNC_MODES, resolve_lnc
 
 if TYPE_CHECKING:
     from nki_bn.bench.record import Case, Record
@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check outputs once per code path at a small shape; else on every layer, at its own shape",
     )
+    add("--replicas", type=_replicas, metavar="R", help="what synchronising over R replicas costs, in place of a sweep")
+    add("--sync-mode", choices=SYNC_MODES, help="with --replicas (two_round)")
     add("-o", "--output", type=Path, metavar="OUT.jsonl", help="write one line of JSON per case")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--force", action="store_true", help="overwrite the output")
@@ -66,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the sweep, print its lines and its summary; the exit code."""
     from nki_bn.bench import checks, sweep, timers
 
+    if args.replicas is not None or args.sync_mode is not None:
+        return _synchronised(args)
     try:
         require_extra("rich")
         timer, cases = timers.timer_here(), _cases(args)
@@ -89,6 +93,22 @@ def run(args: argparse.Namespace) -> int:
         sweep.sweep([case for case in cases if case in left], timer, checker, done)
     console.summarise()
     return 1 if console.failed else 0
+
+
+def _synchronised(args: argparse.Namespace) -> int:
+    """Print what synchronised steps cost."""
+    from nki_bn.bench import synchronised
+
+    try:
+        if args.replicas is None:
+            raise ValueError("--sync-mode is about replicas; accepted with --replicas R")
+        for option in ("output", "op", "strategy", "precision", "force", "resume", "dry"):
+            if getattr(args, option):
+                raise ValueError(f"--{option} is about a sweep; accepted without --replicas")
+        print(synchronised.report(_cases(args), args.replicas, args.sync_mode or SYNC_MODES[0]))
+    except (TypeError, ValueError) as error:
+        args.error(str(error))
+    return 0
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
@@ -135,6 +155,12 @@ def _names(accepted: Collection[str] | None = None) -> Callable[[str], tuple[str
         return names
 
     return parse
+
+
+def _replicas(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas; accepted: from 2 up")
+    return int(text)
 
 
 def _numbers(text: str) -> Any:

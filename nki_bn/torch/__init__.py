@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch norm for PyTorch: modules, functions and the conversion of models. Needs the extra ``torch``."""
 
-from nki_bn.torch.convert import convert_batch_norm, revert_batch_norm
+from nki_bn.torch.convert import convert_batch_norm, convert_sync_batch_norm, revert_batch_norm
 from nki_bn.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
 from nki_bn.torch.modules import (
     BatchNorm1d,
@@ -13,6 +13,7 @@ from nki_bn.torch.modules import (
     BatchNormReLU2d,
     BatchNormReLU3d,
 )
+from nki_bn.torch.synchronised_modules import SyncBatchNorm, SyncBatchNormAddReLU, SyncBatchNormReLU
 
 __all__ = [
     "BatchNorm1d",
@@ -23,9 +24,13 @@ __all__ = [
     "BatchNormReLU1d",
     "BatchNormReLU2d",
     "BatchNormReLU3d",
+    "SyncBatchNorm",
+    "SyncBatchNormAddReLU",
+    "SyncBatchNormReLU",
     "batch_norm",
     "batch_norm_add_relu",
     "batch_norm_relu",
     "convert_batch_norm",
+    "convert_sync_batch_norm",
     "revert_batch_norm",
 ]

@@ -138,31 +138,3 @@ def _as_sum(x: Tensor, made: Tensor | None) -> Tensor:
 def absent(x: Tensor, dtype: torch.dtype) -> Tensor:
     """What an operator returns for an output that is not made."""
     return x.new_empty(0, dtype=dtype)
-
-
-def unfilled_outputs(call: Forward) -> Outputs:
-    """The outputs of a forward, without their values."""
-    x = call.x
-    mean, var = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
-    saved = call.relu and call.save_mask
-    mask = x.new_empty(x.shape, dtype=torch.uint8) if saved else absent(x, torch.uint8)
-    return Outputs(torch.empty_like(x), mean, var, mask)
-
-
-def unfilled_gradients(call: Backward) -> Gradients:
-    """The gradients of a backward, without their values."""
-    dx, dweight, dbias, dresidual = call.need
-    return (
-        _unfilled(call.x, dx),
-        _unfilled_sum(call.x, dweight),
-        _unfilled_sum(call.x, dbias),
-        _unfilled(call.x, dresidual),
-    )
-
-
-def _unfilled(x: Tensor, needed: bool) -> Tensor:
-    return torch.empty_like(x) if needed else absent(x, x.dtype)
-
-
-def _unfilled_sum(x: Tensor, needed: bool) -> Tensor:
-    return x.new_empty(x.shape[1] if needed else 0, dtype=torch.float32)

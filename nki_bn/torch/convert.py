@@ -10,15 +10,17 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nki_bn.synchronised.exchange import check_mode
 from nki_bn.torch import modules
 from nki_bn.torch.functional import saves_mask
 from nki_bn.torch.modules import KernelBatchNorm
 from nki_bn.torch.paths import check_backend
+from nki_bn.torch.synchronised_modules import SyncBatchNorm, SyncBatchNormAddReLU, SyncBatchNormReLU
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -32,7 +34,17 @@ _FUSED: dict[type[nn.Module], type[KernelBatchNorm]] = {
     modules.BatchNorm2d: modules.BatchNormReLU2d,
     modules.BatchNorm3d: modules.BatchNormReLU3d,
 }
+_SYNCHRONISED: dict[type[nn.Module], type[SyncBatchNorm]] = {
+    **dict.fromkeys((*_PLAIN, *_PLAIN.values(), nn.SyncBatchNorm, SyncBatchNorm), SyncBatchNorm),
+    **dict.fromkeys((*_FUSED.values(), SyncBatchNormReLU), SyncBatchNormReLU),
+    modules.BatchNormAddReLU2d: SyncBatchNormAddReLU,
+    modules.BatchNormAddReLU3d: SyncBatchNormAddReLU,
+    SyncBatchNormAddReLU: SyncBatchNormAddReLU,
+}
 _TORCH = {ours: theirs for theirs, plain in _PLAIN.items() for ours in (plain, _FUSED[plain])}
+# What each conversion takes.
+_CONVERTED = (*_PLAIN, *_FUSED)
+_SYNCHRONISABLE = tuple(_SYNCHRONISED)
 
 
 class FusedReLU(nn.Identity):
@@ -70,9 +82,9 @@ def convert_batch_norm(
     check_backend(backend)
     saves_mask(relu_mask)
     foreign = ((name, layer) for name, layer in _batch_norms(module) if not isinstance(layer, KernelBatchNorm))
-    _warn("not converted", {name: _obstacle(layer) for name, layer in foreign})
+    _warn("not converted", {name: _obstacle(layer, _CONVERTED) for name, layer in foreign})
     for _, layer in _batch_norms(module):
-        if type(layer) in _PLAIN and not _obstacle(layer):
+        if type(layer) in _PLAIN and not _obstacle(layer, _CONVERTED):
             layer.__class__ = _PLAIN[type(layer)]
         if backend is not None and isinstance(layer, KernelBatchNorm):
             layer.backend = backend
@@ -81,6 +93,46 @@ def convert_batch_norm(
         assert isinstance(norm, KernelBatchNorm) and isinstance(relu, nn.ReLU)
         norm.__class__, norm.relu_mask = _FUSED[type(norm)], relu_mask
         parent._modules[relu_name] = FusedReLU(relu)
+    return module
+
+
+def convert_sync_batch_norm(
+    module: Module, process_group: Any = None, *, mode: str = "two_round", backend: str | None = None
+) -> Module:
+    """Make every batch norm in ``module`` synchronise over the ranks of a process group in training, in place.
+
+    Those of torch, ``torch.nn.SyncBatchNorm`` included, become ``SyncBatchNorm``; fused ones of this package keep their
+    ReLU and residual. Layers keep their identity, parameters, buffers and attributes.
+
+    Args:
+        module: a model, or a batch norm itself.
+        process_group: of torch.distributed; None for all ranks, or for the group that a layer has already.
+        mode: "two_round" or "one_round".
+        backend: as for :func:`convert_batch_norm`.
+
+    Returns:
+        ``module``.
+
+    Warns:
+        UserWarning: names the layers that are left as they are, as :func:`convert_batch_norm` does.
+
+    Raises:
+        ValueError: ``mode`` or ``backend`` is unknown.
+    """
+    check_backend(backend)
+    check_mode(mode)
+    found = list(_batch_norms(module))
+    obstacles = {name: _obstacle(layer, _SYNCHRONISABLE) for name, layer in found}
+    _warn("not converted", obstacles)
+    for name, layer in found:
+        if obstacles[name]:
+            continue
+        group = getattr(layer, "process_group", None) if process_group is None else process_group
+        layer.__class__ = _SYNCHRONISED[type(layer)]
+        assert isinstance(layer, SyncBatchNorm)
+        layer.synchronise(group, mode)
+        if backend is not None:
+            layer.backend = backend
     return module
 
 
@@ -97,7 +149,8 @@ def revert_batch_norm(module: Module) -> Module:
     for parent in module.modules():
         for norm_name, relu_name in _neighbours(parent):
             norm, stand_in = parent._modules[norm_name], parent._modules[relu_name]
-            if isinstance(norm, KernelBatchNorm) and isinstance(stand_in, FusedReLU):
+            if type(norm) in _TORCH and isinstance(stand_in, FusedReLU):
+                assert isinstance(norm, KernelBatchNorm)
                 _return(norm)
                 parent._modules[relu_name] = stand_in.relu[0]
     for _, layer in _batch_norms(module):
@@ -113,9 +166,9 @@ def _batch_norms(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name or "the module", layer) for name, layer in module.named_modules() if isinstance(layer, _BatchNorm))
 
 
-def _obstacle(layer: nn.Module) -> str | None:
+def _obstacle(layer: nn.Module, accepted: tuple[type[nn.Module], ...]) -> str | None:
     """Why ``layer`` is not converted or fused; None if it can be."""
-    if type(layer) not in (*_PLAIN, *_FUSED):
+    if type(layer) not in accepted:
         return f"it is a {type(layer).__qualname__}, accepted: BatchNorm1d, BatchNorm2d and BatchNorm3d themselves"
     if "forward" in vars(layer):
         return "it has a forward of its own"
@@ -146,7 +199,7 @@ def _fusible(module: nn.Module) -> list[tuple[nn.Module, str, str]]:
     for parent in module.modules():
         for names in _neighbours(parent):
             norm, relu = (parent._modules[name] for name in names)
-            plain = norm is not None and type(norm) in _FUSED and not _obstacle(norm)
+            plain = norm is not None and type(norm) in _FUSED and not _obstacle(norm, _CONVERTED)
             if plain and places[id(norm)] == 1 and type(relu) is nn.ReLU and not _has_hooks(relu):
                 found.append((parent, *names))
     return found

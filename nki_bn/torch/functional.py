@@ -129,36 +129,43 @@ def run(call: Forward, backend: str | None) -> Tensor:
     """y of a call, on the path for its device; raises as :func:`batch_norm`."""
     path = path_of(call.x.device.type, backend)
     if call.training:
-        _check_training(call)
+        check_training(call)
+        check_count(call.x)
     if path == "torch":
         return through_torch.forward(call)
-    call = _promoted(call)
-    _check_dtypes(call)
-    _check_lengths(call)
+    call = promoted(call)
+    check_dtypes(call)
+    check_lengths(call)
     return gradients.forward(call)
 
 
-def _check_training(call: Forward) -> None:
-    """Before anything is counted or moved; the messages are torch's."""
+def check_training(call: Forward) -> None:
+    """Refuse what cannot be trained with, before anything is counted or moved; the messages are torch's."""
     if call.eps <= 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {call.eps}")
     if (call.running_mean is None) != (call.running_var is None):
         raise ValueError("running_mean and running_var must either both be None or neither be None")
     if call.averages and call.num_batches_tracked is None:
         raise ValueError("num_batches_tracked is None; accepted with momentum=None: a tensor with one integer")
-    sizes = call.x.shape
+
+
+def check_count(x: Tensor) -> None:
+    """Refuse, by a ValueError of torch's, one value per channel in training."""
+    sizes = x.shape
     if sizes[0] * math.prod(sizes[2:]) == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}")
 
 
-def _promoted(call: Forward) -> Forward:
+def promoted(call: Forward) -> Forward:
+    """The call with x and the residual in the wider of their dtypes, as torch adds them."""
     if call.residual is None or call.residual.dtype == call.x.dtype:
         return call
     dtype = torch.promote_types(call.x.dtype, call.residual.dtype)
     return replace(call, x=call.x.to(dtype), residual=call.residual.to(dtype))
 
 
-def _check_dtypes(call: Forward) -> None:
+def check_dtypes(call: Forward) -> None:
+    """Refuse, by a TypeError, what the kernel does not take."""
     columns = {"running_mean": call.running_mean, "running_var": call.running_var}
     tensors = {"input": call.x, **columns, "weight": call.weight, "bias": call.bias}
     for name, tensor in tensors.items():
@@ -167,7 +174,8 @@ def _check_dtypes(call: Forward) -> None:
             raise TypeError(f"{name} is {tensor.dtype}; accepted by the kernel: {names}; backend='torch' takes others")
 
 
-def _check_lengths(call: Forward) -> None:
+def check_lengths(call: Forward) -> None:
+    """Refuse, by a RuntimeError of torch's, columns of another length than C, and eval without statistics."""
     channels = call.x.shape[1]
     columns = {"running_mean": call.running_mean, "running_var": call.running_var}
     for name, column in {**columns, "weight": call.weight, "bias": call.bias}.items():

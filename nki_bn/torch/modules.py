@@ -71,6 +71,9 @@ class KernelBatchNorm(_BatchNorm):
         return path
 
     def _normalise(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        return functional.run(self._call(input, residual), self.backend)
+
+    def _call(self, input: Tensor, residual: Tensor | None) -> Forward:
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         mean, var = self.running_mean, self.running_var
         counted = self.training and self.track_running_stats
@@ -82,9 +85,7 @@ class KernelBatchNorm(_BatchNorm):
         training = self.training or (mean is None and var is None)
         relu = (self._relu, self._relu and functional.saves_mask(self.relu_mask))
         statistics = (mean, var, counter, momentum, self.eps)
-        return functional.run(
-            Forward(input, self.weight, self.bias, residual, *statistics, *relu, training), self.backend
-        )
+        return Forward(input, self.weight, self.bias, residual, *statistics, *relu, training)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         before = {name: self._buffers[name] for name in _STATISTICS}

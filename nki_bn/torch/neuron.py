@@ -12,6 +12,7 @@ from nki_bn import execute
 from nki_bn.execute import BackwardInputs, ForwardInputs
 from nki_bn.planner import plan
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem, resolve_lnc
+from nki_bn.torch import unfilled
 from nki_bn.torch.calls import (
     Backward,
     Forward,
@@ -22,15 +23,16 @@ from nki_bn.torch.calls import (
     forward_outputs,
     recomputing,
     track,
-    unfilled_gradients,
-    unfilled_outputs,
 )
+from nki_bn.torch.formats import in_format_of
 
 Tensor = torch.Tensor
 
 TARGET = "trn2"
 # A plan takes milliseconds, and a network asks for the same ones in every step.
 _planned = lru_cache(maxsize=1024)(plan)
+_moments_plan = lru_cache(maxsize=1024)(execute.moments_plan)
+_input_gradient_plan = lru_cache(maxsize=1024)(execute.input_gradient_plan)
 
 
 def launch(kernel: Any, lnc: int, arguments: tuple[Any, ...]) -> Any:
@@ -54,7 +56,7 @@ def forward(call: Forward) -> Outputs:
     if problem.count:
         outputs, moved = _launched(call, problem)
     else:
-        outputs = Outputs(*(output.zero_() for output in unfilled_outputs(call)))
+        outputs = Outputs(*(output.zero_() for output in unfilled.forward(call)))
         moved = (call.running_mean, call.running_var)
     if call.training and not recomputing():
         track(call, moved, call.averages)
@@ -63,26 +65,57 @@ def forward(call: Forward) -> Outputs:
 
 def backward(call: Backward) -> Gradients:
     """The gradients that are needed: dx and dresidual like x, dgamma and dbeta [C] float32."""
+    problem = _backward_problem(call)
+    if not problem.count:
+        dx, dweight, dbias, dresidual = (gradient.zero_() for gradient in unfilled.backward(call))
+        return dx, dweight, dbias, dresidual
+    kernel, arguments = execute.backward_call(_backward_inputs(call, problem), problem, _planned(problem))
+    return backward_gradients(call, launch(kernel, problem.lnc, arguments))
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance [C] float32 of a shard; zeros if it is empty."""
+    call = Forward(x, None, None, None, None, None, None, 0.0, 1.0, relu=False, save_mask=False)
+    problem = ForwardProblem(**_common(call))
+    if not problem.count:
+        mean, var = (output.zero_() for output in unfilled.moments(x))
+        return mean, var
+    kernel, arguments = execute.forward_call(_forward_inputs(call, problem), problem, _moments_plan(problem))
+    _, mean, var, *_ = launch(kernel, problem.lnc, arguments)
+    return mean, var
+
+
+def input_gradient(call: Backward, dweight: Tensor, dbias: Tensor) -> Tensor:
+    """dx like x, from the sums of all replicas over the number of all values."""
+    problem = _backward_problem(call)
+    if not problem.count:
+        return torch.zeros_like(call.x)
+    sums = dweight.reshape(-1, 1).contiguous(), dbias.reshape(-1, 1).contiguous()
+    plan = _input_gradient_plan(problem)
+    # The number of values would be part of the compiled kernel, and is not known here: the sums come divided.
+    kernel, arguments = execute.input_gradient_call(_backward_inputs(call, problem), sums, 1, problem, plan)
+    return in_format_of(call.x, launch(kernel, problem.lnc, arguments).reshape(call.x.shape))
+
+
+def _backward_problem(call: Backward) -> BackwardProblem:
     relu = _relu(call.relu, call.mask is not None)
     need = tuple(name for name, wanted in zip(GRADIENTS, call.need, strict=True) if wanted)
-    replayed = call.residual if relu == "recompute" else None
-    problem = BackwardProblem(**_common(call), relu=relu, residual=replayed is not None, need=need)
-    if not problem.count:
-        dx, dweight, dbias, dresidual = (gradient.zero_() for gradient in unfilled_gradients(call))
-        return dx, dweight, dbias, dresidual
+    residual = relu == "recompute" and call.residual is not None
+    return BackwardProblem(**_common(call), relu=relu, residual=residual, need=need)
+
+
+def _backward_inputs(call: Backward, problem: BackwardProblem) -> BackwardInputs:
     columns: dict[str, Any] = {"mean": call.mean, "var": call.var}
-    inputs = BackwardInputs(
+    return BackwardInputs(
         dy=_laid_out(call.dy, problem),
         x=_laid_out(call.x, problem),
         gamma=_parameter(call.weight, 1.0, call.x),
         beta=_parameter(call.bias, 0.0, call.x),
         eps=call.eps,
         relu_mask=_laid_out(call.mask, problem),
-        residual=_laid_out(replayed, problem),
+        residual=_laid_out(call.residual if problem.residual else None, problem),
         **columns,
     )
-    kernel, arguments = execute.backward_call(inputs, problem, _planned(problem))
-    return backward_gradients(call, launch(kernel, problem.lnc, arguments))
 
 
 def _launched(call: Forward, problem: ForwardProblem) -> tuple[Outputs, Moved]:

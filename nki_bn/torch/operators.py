@@ -6,13 +6,12 @@ Autograd is in ``nki_bn.torch.gradients``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from nki_bn.torch import neuron, simulator
-from nki_bn.torch.calls import Backward, Forward, Gradients, Outputs, unfilled_gradients, unfilled_outputs
+from nki_bn.torch import neuron, simulator, unfilled
+from nki_bn.torch.calls import Backward, Forward
 
 LIBRARY: Any = torch.library.Library("nki_bn", "DEF")  # type: ignore[no-untyped-call]
 _RETURNS = "(Tensor y, Tensor mean, Tensor var, Tensor relu_mask)"
@@ -25,6 +24,10 @@ SCHEMAS = {
     "batch_norm_backward": "(Tensor dy, Tensor x, Tensor mean, Tensor var, Tensor? weight, Tensor? bias, "
     "Tensor? relu_mask, Tensor? residual, bool training, float eps, bool relu, bool[4] need)"
     " -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dresidual)",
+    # What replicas do between their reductions. The sums are those of all replicas over the number of all values.
+    "batch_norm_moments": "(Tensor x) -> (Tensor mean, Tensor var)",
+    "batch_norm_input_gradient": "(Tensor dy, Tensor x, Tensor mean, Tensor var, Tensor? weight, Tensor? bias, "
+    "Tensor? relu_mask, Tensor? residual, Tensor dweight, Tensor dbias, float eps, bool relu) -> Tensor",
 }
 # By the dispatch keys of the CPU, of torch-xla and of the native backend for Neuron devices.
 _BACKENDS: dict[str, Any] = {"CPU": simulator, "XLA": neuron, "PrivateUse1": neuron}
@@ -35,23 +38,29 @@ def _inference(x: Any, weight: Any, bias: Any, residual: Any, *rest: Any) -> For
     return Forward(x, weight, bias, residual, mean, var, None, 0.0, eps, relu, save_mask, training=False)
 
 
-def _implementations(
-    forward: Callable[[Forward], Outputs], backward: Callable[[Backward], Gradients]
-) -> dict[str, Any]:
+def _implementations(backend: Any) -> dict[str, Any]:
     return {
-        "batch_norm_training": lambda *arguments: tuple(forward(Forward(*arguments))),
-        "batch_norm_inference": lambda *arguments: tuple(forward(_inference(*arguments))),
-        "batch_norm_backward": lambda *arguments: backward(Backward(*arguments)),
+        "batch_norm_training": lambda *arguments: tuple(backend.forward(Forward(*arguments))),
+        "batch_norm_inference": lambda *arguments: tuple(backend.forward(_inference(*arguments))),
+        "batch_norm_backward": lambda *arguments: backend.backward(Backward(*arguments)),
+        "batch_norm_moments": backend.moments,
+        "batch_norm_input_gradient": lambda *arguments: backend.input_gradient(*_from_sums(*arguments)),
     }
+
+
+def _from_sums(*arguments: Any) -> tuple[Backward, Any, Any]:
+    dy, x, mean, var, weight, bias, mask, residual, dweight, dbias, eps, relu = arguments
+    saved = (mean, var, weight, bias, mask, residual)
+    return Backward(dy, x, *saved, True, eps, relu, [True, False, False, False]), dweight, dbias
 
 
 def _register() -> None:
     for name, schema in SCHEMAS.items():
         LIBRARY.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
     for key, backend in _BACKENDS.items():
-        for name, kernel in _implementations(backend.forward, backend.backward).items():
+        for name, kernel in _implementations(backend).items():
             LIBRARY.impl(name, kernel, key)
-    for name, kernel in _implementations(unfilled_outputs, unfilled_gradients).items():
+    for name, kernel in _implementations(unfilled).items():
         torch.library.register_fake(f"nki_bn::{name}", kernel, lib=LIBRARY)
 
 

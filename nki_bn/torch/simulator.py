@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from nki_bn import ops
-from nki_bn.problem import GRADIENTS, OUTPUTS, Array
+from nki_bn import execute, ops
+from nki_bn.problem import GRADIENTS, OUTPUTS, Array, BackwardCase, ForwardCase
+from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
+from nki_bn.torch import unfilled
 from nki_bn.torch.calls import (
     Backward,
     Forward,
@@ -18,6 +20,7 @@ from nki_bn.torch.calls import (
     recomputing,
     track,
 )
+from nki_bn.torch.formats import in_format_of
 
 
 def forward(call: Forward) -> Outputs:
@@ -49,7 +52,47 @@ def forward(call: Forward) -> Outputs:
 def backward(call: Backward) -> Gradients:
     """The gradients that are needed: dx and dresidual like x, dgamma and dbeta [C] float32."""
     needed = [name for name, wanted in zip(GRADIENTS, call.need, strict=True) if wanted]
+    case = _backward_case(call)
     results = ops.batch_norm_bwd(
+        case.dy,
+        case.x,
+        case.mean,
+        case.var,
+        case.gamma,
+        case.beta,
+        case.eps,
+        case.fuse_relu,
+        case.relu_mask,
+        residual=case.residual,
+        training=case.training,
+        need=[name for name in needed if name in OUTPUTS],
+        residual_grad="dresidual" in needed,
+    )
+    return backward_gradients(call, [_optional(result) for result in results])
+
+
+def moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance [C] float32 of a shard; zeros if it is empty."""
+    request = prepare_forward(ForwardCase(torch_memory(x), None, None), part=True)
+    if not request.problem.count:
+        mean, var = (output.zero_() for output in unfilled.moments(x))
+        return mean, var
+    made = execute.run_moments(request.inputs, request.problem)
+    return to_torch(made[0]), to_torch(made[1])
+
+
+def input_gradient(call: Backward, dweight: torch.Tensor, dbias: torch.Tensor) -> torch.Tensor:
+    """dx like x, from the sums of all replicas over the number of all values."""
+    request = prepare_backward(_backward_case(call), ("dx",))
+    if not request.problem.count:
+        return torch.zeros_like(call.x)
+    sums = torch_memory(dweight.contiguous()), torch_memory(dbias.contiguous())
+    made = execute.run_input_gradient(request.inputs, *sums, 1, request.problem)
+    return in_format_of(call.x, to_torch(made).reshape(call.x.shape))
+
+
+def _backward_case(call: Backward) -> BackwardCase:
+    return BackwardCase(
         torch_memory(call.dy),
         torch_memory(call.x),
         torch_memory(call.mean),
@@ -60,12 +103,9 @@ def backward(call: Backward) -> Gradients:
         call.eps,
         call.relu,
         None if call.mask is None else torch_memory(call.mask),
-        residual=None if call.residual is None else torch_memory(call.residual),
-        training=call.training,
-        need=[name for name in needed if name in OUTPUTS],
-        residual_grad="dresidual" in needed,
+        call.training,
+        None if call.residual is None else torch_memory(call.residual),
     )
-    return backward_gradients(call, [_optional(result) for result in results])
 
 
 def _column(values: torch.Tensor | None) -> Array | None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modelled cost of a synchronised training step, against the plain one.
+
+Modelled are the launches (by the timing model, as everywhere in the benchmarks) and, from the parameters in
+``configs/collectives``, hops and bytes of the collectives. Not modelled: waiting for replicas that are late, launch
+costs, arithmetic on columns between launches, and anything that overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nki_bn import execute, planner
+from nki_bn.bench.launches import EPS, Launch, launch_of
+from nki_bn.bench.record import Case
+from nki_bn.bench.table import Table
+from nki_bn.bench.toml_file import bundled, read_bundled
+from nki_bn.problem import BackwardProblem, ForwardProblem
+from nki_bn.simulator import RunOptions, Shaped, run
+from nki_bn.simulator.timing import model
+
+_NS_PER_US = 1e3
+_BYTES = 4
+HEADER = ("model", "dtype", "batch", "lnc", "plain us", "kernels us", "mesh us", "ring us", "slowdown")
+LEFT = 2
+CAVEAT = (
+    "modelled: the batch norms of a training step of one replica; launches by the timing model, collectives by hops "
+    "and bytes, where nothing overlaps and nobody is late; see docs/synchronised.md"
+)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Between replicas: us from one rank to the next, and bytes per us."""
+
+    hop: float
+    rate: float
+
+    def mesh(self, size: int) -> float:
+        """us of a collective in which every rank sends ``size`` bytes to all others at once."""
+        return self.hop + size / self.rate
+
+    def ring(self, size: int, replicas: int) -> float:
+        """us of a collective whose parts of ``size`` bytes go through all ``replicas`` one after the other."""
+        return (replicas - 1) * self.mesh(size)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """us of the batch norms of a step: plain, the launches of a synchronised one, and its collectives either way."""
+
+    plain: float = 0.0
+    kernels: float = 0.0
+    mesh: float = 0.0
+    ring: float = 0.0
+
+    def plus(self, other: Cost, times: int) -> Cost:
+        """With those of ``times`` layers more."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Cost(*(mine + times * more for mine, more in pairs))
+
+    @property
+    def slowdown(self) -> tuple[float, float]:
+        """Of the batch norms: with a mesh and with a ring."""
+        return (self.kernels + self.mesh) / self.plain, (self.kernels + self.ring) / self.plain
+
+
+def load_links(target: str) -> Links:
+    """The parameters of a target.
+
+    Raises:
+        ValueError: there are none for it.
+    """
+    if target not in bundled("collectives"):
+        raise ValueError(f"target is {target!r}; accepted with replicas: {', '.join(bundled('collectives'))}")
+    data = read_bundled("collectives", target).data
+    return Links(data["hop"]["value"], data["rate"]["value"] * _NS_PER_US)
+
+
+def payloads(channels: int, mode: str) -> tuple[int, ...]:
+    """Bytes that a replica gives to each collective of a step."""
+    forward = (channels + 1, channels) if mode == "two_round" else (2 * channels + 1,)
+    return tuple(_BYTES * numbers for numbers in (*forward, 2 * channels))
+
+
+def layer_cost(case: Case, replicas: int, mode: str) -> Cost:
+    """That of one layer, forward and backward, whatever the operation of ``case`` is."""
+    common: dict[str, Any] = {"relu": case.relu, "lnc": case.lnc, "target": case.target}
+    forward = ForwardProblem(case.shape, case.dtype, **common)
+    backward = BackwardProblem(case.shape, case.dtype, **common)
+    frozen, sums = replace(forward, training=False), replace(backward, need=("dgamma", "dbeta"))
+    links, sizes = load_links(case.target), payloads(forward.channels, mode)
+    return Cost(
+        _planned_us(forward) + _planned_us(backward),
+        _launch_us(launch_of(forward, execute.moments_plan(forward), Shaped), case.target)
+        + _planned_us(frozen)
+        + _planned_us(sums)
+        + _launch_us(_input_gradient(backward), case.target),
+        sum(map(links.mesh, sizes)),
+        sum(links.ring(size, replicas) for size in sizes),
+    )
+
+
+def report(cases: Iterable[Case], replicas: int, mode: str) -> str:
+    """A table with a row per model, dtype, batch and cores, and what it says.
+
+    Raises:
+        ValueError: there are no parameters for a target.
+    """
+    costs: dict[tuple[str, str, int, int], Cost] = {}
+    for case in cases:
+        key = case.model, case.dtype, case.shape[0], case.lnc
+        costs[key] = costs.get(key, Cost()).plus(layer_cost(case, replicas, mode), case.count)
+    rows = [(*map(str, key), *_cells(cost)) for key, cost in costs.items()]
+    return f"{replicas} replicas, {mode}\n{Table(HEADER, rows, LEFT).text()}\n{CAVEAT}"
+
+
+def _cells(cost: Cost) -> tuple[str, ...]:
+    times = (f"{value:.0f}" for value in (cost.plain, cost.kernels, cost.mesh, cost.ring))
+    return (*times, "{:.2f} to {:.2f}".format(*cost.slowdown))
+
+
+def _planned_us(problem: ForwardProblem | BackwardProblem) -> float:
+    return _launch_us(launch_of(problem, planner.plan(problem), Shaped), problem.target)
+
+
+def _input_gradient(problem: BackwardProblem) -> Launch:
+    from nki_bn.kernels.given_statistics import input_gradient
+
+    plan = execute.input_gradient_plan(problem)
+    whole = launch_of(problem, plan, Shaped).arguments
+    sums = (Shaped((problem.channels, 1), "float32"), Shaped((problem.channels, 1), "float32"))
+    mask = whole[8]
+    return Launch(input_gradient, (*whole[:6], *sums, 1, plan, EPS, problem.relu != "none", mask), problem.lnc)
+
+
+def _launch_us(launch: Launch, target: str) -> float:
+    result = run(launch.kernel, launch.arguments, {}, launch.lnc, RunOptions(target=target, dry=True))
+    return model(result.trace, target).total / _NS_PER_US

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synchronised batch norm on replicas: the three sites on NumPy arrays, and what replicas exchange."""
+
+from nki_bn.synchronised.exchange import MODES, Group
+from nki_bn.synchronised.groups import Alone, ArrayGroup, Replica, replicas
+from nki_bn.synchronised.sites import (
+    SiteBackward,
+    SiteForward,
+    SiteOptions,
+    SiteSums,
+    Statistics,
+    bn_back_site,
+    bn_fwd_site,
+    bn_gamma_site,
+    running_statistics,
+)
+
+__all__ = [
+    "MODES",
+    "Alone",
+    "ArrayGroup",
+    "Group",
+    "Replica",
+    "SiteBackward",
+    "SiteForward",
+    "SiteOptions",
+    "SiteSums",
+    "Statistics",
+    "bn_back_site",
+    "bn_fwd_site",
+    "bn_gamma_site",
+    "replicas",
+    "running_statistics",
+]
