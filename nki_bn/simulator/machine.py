@@ -83,6 +83,12 @@ class Run:
         """Storage bytes per logical byte."""
         return 1 if self.options.precise_fp else 4
 
+    def release(self) -> None:
+        """Let go of what is on chip: cores and run refer to each other, and a collector of cycles may be late."""
+        for core in self.cores:
+            core.sbuf.bank.release()
+            core.psum.bank.release()
+
     def stand_in(self, like: Shaped, name: str, region: MemoryRegion) -> NkiTensor:
         """An HBM tensor without memory, for a dry run."""
         storage = Storage(region, like.shape, dtypes.normalize(like.dtype), name)
