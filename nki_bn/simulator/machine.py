@@ -129,10 +129,11 @@ class Core:
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
-        # Generators of random numbers by engine; cores start apart from each other.
+        # Generators of random numbers by engine. Cores and engines start apart from each other, and from every seed: a
+        # missing word counts as 0 in a seed.
         self.generators = {
             engine: Xorwow(target.partitions, streams, index, place)
-            for place, (engine, streams) in enumerate(STREAMS.items())
+            for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
         }
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
 

@@ -19,11 +19,11 @@ from nki_bn.simulator.isa.operands import Operands
 from nki_bn.simulator.issue import NkiInstruction, issue, raw
 from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.numerics import Array, Float32
-from nki_bn.simulator.random_bits import STREAM_WORDS, STREAMS
+from nki_bn.simulator.random_bits import STREAM_WORDS, STREAMS, Xorwow
 from nki_bn.simulator.tensor import NkiTensor, require
 
 _INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
-_UNIFORM = ("float8_e4m3", "float8_e5m2", "float16", "bfloat16", "float32", "tfloat32", *_INTEGERS)
+_FLOATS = (*dtypes.FLOATS, "tfloat32")
 
 
 def rng(dst: NkiTensor, engine: engines = engines.vector, name: str | None = None) -> NkiInstruction:
@@ -54,7 +54,7 @@ def rand2(dst: NkiTensor, min: Any, max: Any, name: str | None = None) -> NkiIns
     """Fill ``dst`` with uniform float32 numbers from ``min`` to ``max``, cast to its dtype; on Vector, from gen4.
 
     Args:
-        dst: (P, F) tile in SBUF or PSUM; float8_e4m3, float8_e5m2, a wider float, or an integer.
+        dst: (P, F) tile in SBUF or PSUM; a float of 8 to 32 bits, or an integer.
         min, max: numbers, or (P, 1) float32 tiles; ``min`` is less than ``max``.
 
     Raises:
@@ -64,7 +64,7 @@ def rand2(dst: NkiTensor, min: Any, max: Any, name: str | None = None) -> NkiIns
     checks.at_least("rand2", nc_version.gen4)
     operands = Operands("rand2")
     dst = operands.tile("dst", dst)
-    checks.check_dtypes("rand2", _UNIFORM, dst=dst)
+    checks.check_dtypes("rand2", (*_FLOATS, *_INTEGERS), dst=dst)
     bounds = [operands.column("min", min, dst), operands.column("max", max, dst)]
     columns = [bound for bound in bounds if isinstance(bound, NkiTensor)]
     if not columns:
@@ -99,7 +99,7 @@ def dropout(dst: NkiTensor, data: NkiTensor, prob: Any, name: str | None = None)
     rate = operands.column("prob", prob, data, float32_only=dtypes.is_integer(data.dtype))
     columns = [rate] if isinstance(rate, NkiTensor) else []
     for column in columns:
-        checks.check_dtypes("dropout", (*dtypes.FLOATS, "tfloat32"), prob=column)
+        checks.check_dtypes("dropout", _FLOATS, prob=column)
 
     def compute() -> list[Array]:
         values = raw(data)
@@ -199,7 +199,7 @@ def _check_state(opcode: str, argument: str, tensor: NkiTensor, engine: engines)
     )
 
 
-def _generator(engine: engines) -> Any:
+def _generator(engine: engines) -> Xorwow:
     return current_core().generators[engine.name]
 
 
@@ -210,5 +210,4 @@ def _lanes(tensor: NkiTensor) -> tuple[int, int]:
 
 def _uniform(dst: NkiTensor) -> Float32:
     """The next numbers in [0, 1) of Vector for ``dst``."""
-    values: Float32 = _generator(engines.vector).uniform(*_lanes(dst), checks.columns(dst))
-    return values
+    return _generator(engines.vector).uniform(*_lanes(dst), checks.columns(dst))
