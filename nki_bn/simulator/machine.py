@@ -16,6 +16,7 @@ from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.lockstep import Lockstep
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
+from nki_bn.simulator.random_bits import STREAMS, Xorwow
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
 
@@ -134,7 +135,12 @@ class Core:
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
-        self.random = np.random.default_rng(index)
+        # Generators of random numbers by engine. Cores and engines start apart from each other, and from every seed: a
+        # missing word counts as 0 in a seed.
+        self.generators = {
+            engine: Xorwow(target.partitions, streams, index, place)
+            for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
+        }
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
 
     @property
