@@ -91,7 +91,7 @@ def batch_norm_training(
     Raises:
         TypeError, ValueError: a shape or dtype is not accepted; there is no more than one value per channel.
     """
-    graph, problem = _checked(x, gamma, beta, residual)
+    graph, problem = _checked(x, gamma=gamma, beta=beta, residual=residual)
     _require_values(problem.count)
     wide, column = x.to("float32"), gamma.type
     operands = wide, gamma, _beta(beta, gamma)
@@ -105,7 +105,7 @@ def batch_norm_grad(dy: Value, x: Value, gamma: Value, forward: SiteForward) -> 
 
     Arguments and errors as for :func:`bn_back_site`.
     """
-    graph, _ = _checked(x, gamma, None, dy)
+    graph, _ = _checked(x, gamma=gamma, dy=dy, y=forward.y)
     wide, column = x.to("float32"), gamma.type
     operands = wide, gamma, *forward.statistics[:2], _passed(dy, forward)
     results = wide.type, column, column
@@ -135,12 +135,12 @@ def bn_fwd_site(
         TypeError, ValueError: as there; the tag was used before, is no SSA name, or makes a parameter's name; examples
             are given for one replica, whose node has no place for them.
     """
-    graph, problem = _checked(x, gamma, beta, residual)
+    graph, problem = _checked(x, gamma=gamma, beta=beta, residual=residual, examples=examples)
     _require_values(problem.count * graph.size)
+    if graph.size <= 1 and examples is not None:
+        raise ValueError("examples is given with one replica; accepted: None, as its batch is of its own size")
     graph.claim(tag, "forward", forward_names(tag, options.mode))
     if graph.size <= 1:
-        if examples is not None:
-            raise ValueError("examples are given with one replica; accepted: None, as its batch is of its own size")
         return batch_norm_training(x, gamma, beta, options, residual)
     valid = None if examples is None else _first(examples, x)
     total = graph.constant(problem.count, (1,)) if examples is None else examples * problem.spatial
@@ -158,7 +158,7 @@ def bn_gamma_site(dy: Value, x: Value, gamma: Value, forward: SiteForward) -> Si
     They add up to those of the global batch; data parallelism's own all-reduce of gradients does that.
     Arguments and errors as for :func:`bn_back_site`.
     """
-    graph, _ = _checked(x, gamma, None, dy)
+    graph, _ = _checked(x, gamma=gamma, dy=dy, y=forward.y)
     if graph.size <= 1:
         return SiteSums(*batch_norm_grad(dy, x, gamma, forward)[1:])
     passed = _passed(dy, forward)
@@ -180,7 +180,7 @@ def bn_back_site(
     Raises:
         TypeError, ValueError: as :func:`bn_fwd_site`.
     """
-    graph, _ = _checked(x, gamma, None, dy)
+    graph, _ = _checked(x, gamma=gamma, dy=dy, y=forward.y)
     graph.claim(tag, "backward", (backward_name(tag),))
     if graph.size <= 1:
         return batch_norm_grad(dy, x, gamma, forward)[0]
@@ -199,13 +199,14 @@ def running_statistics(mean: Value, var: Value, batch: Moments, momentum: float 
     return moved(mean, batch.mean, momentum, momentum), moved(var, batch.var, momentum, factor)
 
 
-def _checked(x: Value, gamma: Value, beta: Value | None, like_x: Value | None) -> tuple[Graph, Problem]:
+def _checked(x: Value, **given: Value | None) -> tuple[Graph, Problem]:
     """The graph of ``x`` and what is asked, if everything fits x."""
     problem = Problem(x.shape, x.dtype, lnc=1)
-    column = Type((problem.channels,), "float32")
-    for name, value, wanted in (("gamma", gamma, column), ("beta", beta, column), ("dy or residual", like_x, x.type)):
-        if value is not None and value.type != wanted:
-            raise ValueError(f"{name} is {value.type}; accepted: {wanted}")
+    column, count = Type((problem.channels,), "float32"), Type((1,), "float32")
+    wanted = {"gamma": column, "beta": column, "examples": count}
+    for name, value in given.items():
+        if value is not None and value.type != wanted.get(name, x.type):
+            raise ValueError(f"{name} is {value.type}; accepted: {wanted.get(name, x.type)}")
     return x.graph, problem
 
 
@@ -220,8 +221,6 @@ def _attributes(options: Options) -> str:
 
 def _first(examples: Value, x: Value) -> Value:
     """bool like ``x``, true in as many of its first examples."""
-    if examples.type != Type((1,), "float32"):
-        raise ValueError(f"examples is {examples.type}; accepted: {Type((1,), 'float32')}")
     (places,) = x.graph.emit("iota", (), (Type(x.shape, "float32"),), "iota_dimension = 0 : i64")
     return (examples - places).above_zero()
 
