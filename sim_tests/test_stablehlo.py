@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +28,7 @@ from site_steps import (
 )
 from xla_runs import Xla
 
-from nki_bn import pair
+from nki_bn import pair, reference, tolerances, verify
 from nki_bn.comparison import compare
 from nki_bn.problem import GRADIENTS, Array, ForwardCase
 from nki_bn.stablehlo import Graph, Options, bn_back_site, bn_fwd_site, bn_gamma_site, running_statistics
@@ -104,8 +104,20 @@ def judged(xla: Xla, batch: Batch, options: Options, add: bool = False) -> list[
     """The step on XLA, within the table's bounds of float64 on the global batch."""
     made = on_xla(xla, batch, layer_of(batch, options, add=add))
     judge_columns(batch, made, in_order(batch))
-    judge_outputs(case_of(batch, options.fuse_relu, add), batch.dy, made, in_order(batch))
+    case = case_of(batch, options.fuse_relu, add)
+    judge_outputs(case, batch.dy, made, in_order(batch))
+    judge_at_their_statistics(case, batch, made)
     return made
+
+
+def judge_at_their_statistics(case: ForwardCase, batch: Batch, made: list[Outputs]) -> None:
+    """y and the gradients against float64 at the statistics that were reduced, whose own errors play no part."""
+    statistics, outputs = (made[0].mean, made[0].var), of_the_global_batch(made)
+    want = reference.batch_norm_fwd(case.x, case.gamma, case.beta, case.eps, case.fuse_relu, case.residual, statistics)
+    error = tolerances.everywhere(tolerances.forward(case, want, in_order(batch)))
+    back = pair.backward_case(case, batch.dy, *statistics, None)
+    rows = compare("y", outputs[0], want.y, error), *verify.judge_backward(back, outputs[1:], in_order(batch))
+    assert len(rows) == 4 and all(row.ok for row in rows), rows
 
 
 def judge_with_kernels(batch: Batch, made: list[Outputs], options: Options, add: bool) -> None:
@@ -144,13 +156,35 @@ def test_16_bits(xla: Xla, sizes: tuple[int, ...], mode: str, dtype: str) -> Non
     judge_with_kernels(batch, made, options, add=False)
 
 
+@pytest.mark.parametrize("relu", [False, True], ids=["plain", "residual and ReLU"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sizes", [(1, 3), (3, 0, 1, 2)], ids=str)
-def test_smaller_shards_are_filled_up(xla: Xla, sizes: tuple[int, ...], mode: str) -> None:
+def test_smaller_shards_are_filled_up(xla: Xla, sizes: tuple[int, ...], mode: str, relu: bool) -> None:
     """With NaN here, which goes nowhere; a replica that has nothing takes part."""
-    batch, options = drawn(sizes), Options(mode, fuse_relu=True)
-    made = judged(xla, batch, options, add=True)
-    judge_with_kernels(batch, made, options, add=True)
+    batch, options = drawn(sizes), Options(mode, fuse_relu=relu)
+    made = judged(xla, batch, options, add=relu)
+    judge_with_kernels(batch, made, options, add=relu)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)], ids=str)
+def test_the_mask_is_of_what_has_not_been_rounded(xla: Xla, sizes: tuple[int, ...]) -> None:
+    """1e-9 is 0 in float16, and lets the gradient pass."""
+    batch = drawn(sizes, dtype=np.float16)
+    batch.parameters.update(g=np.full(3, 1e-9, np.float32), b=np.zeros(3, np.float32))
+    made = judged(xla, batch, Options(fuse_relu=True))
+    assert not any(one.y.any() for one in made) and all(one.dbeta.all() for one in made)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (3, 0, 1, 2)], ids=str)
+def test_a_constant_channel_is_its_beta(xla: Xla, sizes: tuple[int, ...]) -> None:
+    """To the bit in one round: no sum on the way has rounded terms, as all are distances from the first value."""
+    batch = drawn(sizes)
+    constants = np.random.default_rng(0).normal(size=(1, 3, 1, 1)).astype(np.float32)
+    batch = replace(batch, x=np.broadcast_to(constants, batch.x.shape).copy())
+    for one in on_xla(xla, batch, layer_of(batch, Options("one_round"))):
+        same_bits(one.mean, constants.reshape(3))
+        same_bits(one.var, np.zeros(3, np.float32))
+        same_bits(one.y, np.broadcast_to(batch.parameters["b"].reshape(1, 3, 1, 1), one.y.shape))
 
 
 @pytest.mark.parametrize(("mean", "std"), [(1e3, 1.0), (1e6, 1.0), (0.0, 1e-3)])
