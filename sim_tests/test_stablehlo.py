@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,12 +35,6 @@ from nki_bn.synchronised import MODES
 from nki_bn.tolerances import Allowance, Arithmetic, half_unit
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-
-
-@pytest.fixture(scope="module")
-def xla() -> Iterator[Xla]:
-    with Xla() as process:
-        yield process
 
 
 @dataclass(frozen=True)

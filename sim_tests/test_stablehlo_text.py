@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +118,6 @@ def test_groups_and_channels() -> None:
     assert groups == ["dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>"] * 3
     assert re.findall(r"handle = (\d+)", text) == ["7", "8", "9"]
     assert "mhlo.num_replicas = 4 : i32" in text
-
-
-@pytest.fixture(scope="module")
-def xla() -> Iterator[Xla]:
-    with Xla() as process:
-        yield process
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("two_round", "bfloat16"), ("one_round", "float16")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -61,6 +62,7 @@ def _parsed(text: str) -> str:
         return str(module.operation.get_asm(enable_debug_info=True))
 
 
+@cache
 def _compile(text: str, replicas: int) -> Any:
     import jax
     from jaxlib import xla_client
