@@ -272,6 +272,17 @@ def test_what_comes_with_x_is_checked() -> None:
     refuses("dy is a value of another graph", lambda: alone.module([dy]))
 
 
+def test_arithmetic_is_of_float32() -> None:
+    graph = Graph(2)
+    x, dy, gamma, _ = parameters(graph, "bfloat16")
+    match = r"x is bfloat16; accepted in arithmetic: float32, as by to\('float32'\)"
+    for call in (lambda: x + dy, lambda: x * 2.0, lambda: x.sum(0), lambda: graph.all_reduce("sum", x)):
+        refuses(match, call, TypeError)
+    for value in (float("nan"), 1e39):
+        refuses("a constant is .*; accepted: finite values in float32", lambda value=value: gamma + value)
+    refuses("exponent is 3; accepted: 2", lambda: gamma**3)
+
+
 def examples(x: Value, gamma: Value, number: Value) -> Any:
     return bn_fwd_site(x, gamma, None, "g", examples=number)
 

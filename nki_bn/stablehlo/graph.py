@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Sequence
 
-from nki_bn.stablehlo.value import ELEMENTS, Type, Value, number
+from nki_bn.stablehlo.value import ELEMENTS, Type, Value, number, require_float32
 
 _CLAIMED = "collective of a site"
 # What the text format takes for a name that does not start with a digit; those that do are given to what has none.
@@ -99,9 +99,12 @@ class Graph:
             adds: it reduces, by a region that adds float32 numbers.
 
         Raises:
-            TypeError, ValueError: an operand is of another graph; the name is taken, or not accepted.
+            TypeError, ValueError: an operand is of another graph, or to be added up and not float32; the name is taken,
+                or not accepted.
         """
         self._require_own(operands)
+        if adds:
+            require_float32(operands)
         if name and self._taken.get(name) != _CLAIMED:
             _check_name("name", name)
             self._require_free(name)

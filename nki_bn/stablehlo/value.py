@@ -27,7 +27,7 @@ class Type(NamedTuple):
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of a function that is being emitted: float32 where it takes part in arithmetic.
+    """A tensor of a function that is being emitted. Arithmetic takes float32 alone, and says so in a TypeError.
 
     Attributes:
         graph: what the operations on it are emitted to.
@@ -127,14 +127,34 @@ class Value:
 
     def _with(self, operation: str, other: Value | float) -> Value:
         second = other if isinstance(other, Value) else self.graph.constant(other, self.shape)
+        require_float32((self, second))
         shape = np.broadcast_shapes(self.shape, second.shape)
         pair = [value.broadcast(shape, range(len(shape) - len(value.shape), len(shape))) for value in (self, second)]
         return self.graph.emit(operation, pair, (Type(shape, self.dtype),))[0]
 
 
+def require_float32(values: Sequence[Value]) -> None:
+    """Refuse values of another dtype in arithmetic.
+
+    Raises:
+        TypeError: there is one.
+    """
+    for value in values:
+        if value.dtype != "float32":
+            raise TypeError(f"{value.name} is {value.dtype}; accepted in arithmetic: float32, as by to('float32')")
+
+
 def number(value: float) -> str:
-    """A finite float32 number with all its digits."""
-    return f"{float(np.float32(value)):.8e}"
+    """A float32 number with all its digits.
+
+    Raises:
+        ValueError: it is not finite in float32.
+    """
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))
+    if not np.isfinite(rounded):
+        raise ValueError(f"a constant is {value}; accepted: finite values in float32")
+    return f"{rounded:.8e}"
 
 
 def _array(numbers: Sequence[int]) -> str:
