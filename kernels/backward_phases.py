@@ -23,7 +23,7 @@ from nki_bn.kernels.columns import (
     gamma_gradient,
     split_mean,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation
+from nki_bn.kernels.elementwise import recompute_mask
 from nki_bn.kernels.plan import BackwardPlan, allocate
 from nki_bn.kernels.sizing import BLOCK_TILES, CHUNK_COLUMNS
 from nki_bn.kernels.sums import add_columns, close_group, partial_at, total_of
@@ -198,8 +198,7 @@ def mask_chunk(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, chun
         if work.plan.residual:
             residual = part(slot_tile(work.residual_slots, at, group.place, tile), chunk)
         value = temporary(work, group, turn, chunk)
-        pre_activation(value, x, residual, group.columns)
-        passed(mask, value)
+        recompute_mask(mask, value, x, residual, group.columns)
     nisa.select_reduce(dst=dy, predicate=mask, on_true=dy, on_false=0.0)
 
 

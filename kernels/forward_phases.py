@@ -209,11 +209,11 @@ def normalise_chunk(work: ForwardWork, group: ChannelTile, tile: Tile, at: int, 
     if plan.residual:
         residual = part(slot_tile(work.residual_slots, at, place, tile), chunk)
     value = work.temporaries[turn % 2][0 : place.partitions, 0 : chunk.length]
-    pre_activation(value, y, residual, group.columns)
+    mask = None
+    if plan.need_mask:
+        mask = part(slot_tile(work.mask_slots, at, place, tile), chunk)
+    pre_activation(value, y, residual, group.columns, mask)
     if plan.relu:
-        mask = None
-        if plan.need_mask:
-            mask = part(slot_tile(work.mask_slots, at, place, tile), chunk)
-        rectify(y, value, mask, work.stopped[turn % 2][0 : place.partitions, 0 : chunk.length])
+        rectify(y, value, work.stopped[turn % 2][0 : place.partitions, 0 : chunk.length])
     else:
         nisa.activation(dst=y, op=nl.copy, data=value)

@@ -41,6 +41,7 @@ from nki_bn.kernels.resident_stages import (
     combine_on_tensor,
     empty_bank,
     finish,
+    gate_chunk,
     in_first_block,
     load_chunk,
     load_columns,
@@ -49,6 +50,7 @@ from nki_bn.kernels.resident_stages import (
     on_tensor,
     partials_of,
     prepare,
+    scale_chunk,
     slice_of,
     store_job,
     store_residual,
@@ -64,11 +66,11 @@ class Progress(nl.NKIObject):
     """How far each stage has come.
 
     Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done, ``column_pace`` at a
-    chance. ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to
-    be added up, those whose coefficients are ``ready``, and the next one for each of the stages of dx. ``turn`` is
-    the turn under way, which waits for ``hold`` chances, of which ``turned`` steps are done and ``pace`` are due at
-    a time; at its end ``after`` jobs are ready. Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have
-    been read.
+    chance. ``loaded``, ``gated`` (whose mask is made) and ``stored`` count visits. The others are numbers of jobs:
+    the next one whose product is to be added up, those whose coefficients are ``ready``, and the next one for each
+    of the stages of dx. ``turn`` is the turn under way, which waits for ``hold`` chances, of which ``turned`` steps
+    are done and ``pace`` are due at a time; at its end ``after`` jobs are ready. Of the banks of PSUM that Tensor
+    has ``filled``, ``emptied`` have been read.
     """
 
     eps: float
@@ -78,6 +80,7 @@ class Progress(nl.NKIObject):
     derived: int = 0
     emptied: int = 0
     loaded: int = 0
+    gated: int = 0
     stored: int = 0
     summed: int = 0
     ready: int = 0
@@ -184,9 +187,9 @@ def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: 
         done.ready = max(done.ready, done.after)
     if job.number == 0:
         load_ahead(tensors, work, done, job.visit)
-        if not in_first_block(work, job):
+        if not in_first_block(work, job.step):
             end_columns(work, done)
-        mask_chunk(work, job)
+        make_gradient(work, done, job.visit)
         if job.sums:
             store_residual(tensors, work, job)
     if not job.sums:
@@ -201,6 +204,26 @@ def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: 
         if not work.plan.tensor_sums:
             sum_gradient(work, at)
         take_turn_steps(work, done)
+
+
+def make_gradient(work: ResidentWork, done: Progress, at: int) -> None:
+    """dy' of visit ``at``. A recomputed mask is three passes that wait for each other: those of the next visit, if it
+    is loaded, stand between those of this one."""
+    if work.plan.relu == "none":
+        return
+    ahead = False
+    if work.plan.relu == "recompute":
+        if done.gated <= at:
+            scale_chunk(work, at)
+            gate_chunk(work, at)
+        # The second chunk has yet to come when the first is masked.
+        ahead = 0 < at < done.loaded - 1 and in_first_block(work, work.visits[at + 1].step)
+    if ahead:
+        scale_chunk(work, at + 1)
+    mask_chunk(work, at)
+    if ahead:
+        gate_chunk(work, at + 1)
+        done.gated = at + 2
 
 
 def free_sums(work: ResidentWork, done: Progress, job: Job) -> None:

@@ -349,11 +349,11 @@ def rectify_part(ring: ForwardRing, at: int, part: nl.ds) -> None:
     residual = None
     if plan.residual:
         residual = step_part(ring.residual_slots, at, step)[:, part]
-    pre_activation(value, y, residual, columns_of(ring, step))
     mask = None
     if plan.need_mask:
         mask = step_part(ring.mask_slots, at, step)[:, part]
-    rectify(y, value, mask, step_part(ring.stopped, at, step)[:, part])
+    pre_activation(value, y, residual, columns_of(ring, step), mask)
+    rectify(y, value, step_part(ring.stopped, at, step)[:, part])
 
 
 def subtract_part(ring: ForwardRing, at: int, part: nl.ds, by_scalar: int) -> None:

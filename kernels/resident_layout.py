@@ -278,7 +278,7 @@ def resident_buffers(
         buffers.append(Buffer("residual", slots, columns, task.dtype))
     width = size.widest
     if task.relu == "recompute":
-        buffers.append(Buffer("values", 2, width, nl.float32))
+        buffers.append(Buffer("values", 1, columns, nl.float32))
     buffers.append(Buffer("products", 3, width, nl.float32))
     term = nl.float32
     if task.fast and task.folded():

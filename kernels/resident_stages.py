@@ -10,7 +10,7 @@ from nki_bn.kernels.backward_phases import center
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.column_blocks import BLOCK_STEPS, Block, block_of, block_step, load_block, set_columns
 from nki_bn.kernels.columns import HI, OFFSET, RATIO, SCALE, SLOPE, column, column_tile, share_columns, split_mean
-from nki_bn.kernels.elementwise import passed, pre_activation
+from nki_bn.kernels.elementwise import gate, scaled
 from nki_bn.kernels.plan import ResidentPlan, allocate
 from nki_bn.kernels.resident_geometry import Extent, Step, load_step, set_part, step_part, store_parts, store_step
 from nki_bn.kernels.resident_turn import TurnTiles, allocate_turn, combines_by_tensor
@@ -140,9 +140,9 @@ def load_columns(tensors: BackwardTensors, work: ResidentWork) -> None:
         split_mean(work.blocks[0].columns)
 
 
-def in_first_block(work: ResidentWork, job: Job) -> bool:
-    """Whether the means of a job are split from the start."""
-    return job.step.first_set < work.blocks[0].first + work.blocks[0].sets
+def in_first_block(work: ResidentWork, step: Step) -> bool:
+    """Whether the means of a chunk's channels are split from the start."""
+    return step.first_set < work.blocks[0].first + work.blocks[0].sets
 
 
 def column_steps(work: ResidentWork) -> int:
@@ -166,8 +166,13 @@ def column_step(work: ResidentWork, eps: float, count: int, number: int) -> None
 
 def columns_of(work: ResidentWork, job: Job) -> nl.NkiTensor:
     """The columns of a job's set, on the lanes of its chunk."""
-    number = job.step.first_set + job.number
-    return set_columns(block_of(work.blocks, number), number)[0 : job.step.unit.lanes(), :, :]
+    return step_columns(work, job.step, job.number)
+
+
+def step_columns(work: ResidentWork, step: Step, number: int) -> nl.NkiTensor:
+    """The columns of set ``number`` of a chunk, on its lanes."""
+    at_set = step.first_set + number
+    return set_columns(block_of(work.blocks, at_set), at_set)[0 : step.unit.lanes(), :, :]
 
 
 def job_part(tiles: list[nl.NkiTensor], job: Job) -> nl.NkiTensor:
@@ -209,24 +214,31 @@ def load_chunk(tensors: BackwardTensors, work: ResidentWork, step: Step, at: int
         load_step(step_part(work.residual_slots, at, step), tensors.residual, step)
 
 
-def mask_chunk(work: ResidentWork, first: Job) -> None:
-    """dy' = dy where the ReLU let the value through, else 0, in a chunk whose first job this is."""
-    plan = work.plan
-    if plan.relu == "none":
-        return
-    step = first.step
-    dy = step_part(work.dy_slots, first.visit, step)
-    mask = step_part(work.mask_slots, first.visit, step)
-    if plan.relu == "recompute":
-        for i in range(step.sets):
-            job = Job(first.visit, step, i, first.sums, first.gradient, i == step.sets - 1)
-            value = temporary(work.values, i, job)
-            residual = None
-            if plan.residual:
-                residual = job_part(work.residual_slots, job)
-            pre_activation(value, job_part(work.x_slots, job), residual, columns_of(work, job))
-            passed(job_part(work.mask_slots, job), value)
-    nisa.select_reduce(dst=dy, predicate=mask, on_true=dy, on_false=0.0)
+def scale_chunk(work: ResidentWork, at: int) -> None:
+    """(x - hi)*scale of visit ``at``, from which its mask is made."""
+    step = work.visits[at].step
+    for i in range(step.sets):
+        value = set_part(step_part(work.values, at, step), step, i)
+        scaled(value, set_part(step_part(work.x_slots, at, step), step, i), step_columns(work, step, i))
+
+
+def gate_chunk(work: ResidentWork, at: int) -> None:
+    """The mask of visit ``at``, which :func:`scale_chunk` has begun."""
+    step = work.visits[at].step
+    for i in range(step.sets):
+        value = set_part(step_part(work.values, at, step), step, i)
+        residual = None
+        if work.plan.residual:
+            residual = set_part(step_part(work.residual_slots, at, step), step, i)
+        mask = set_part(step_part(work.mask_slots, at, step), step, i)
+        gate(mask, value, residual, step_columns(work, step, i))
+
+
+def mask_chunk(work: ResidentWork, at: int) -> None:
+    """dy' = dy of visit ``at`` where the ReLU let the value through, else 0."""
+    step = work.visits[at].step
+    dy = step_part(work.dy_slots, at, step)
+    nisa.select_reduce(dst=dy, predicate=step_part(work.mask_slots, at, step), on_true=dy, on_false=0.0)
 
 
 def store_residual(tensors: BackwardTensors, work: ResidentWork, job: Job) -> None:

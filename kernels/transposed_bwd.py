@@ -32,7 +32,7 @@ from nki_bn.kernels.columns import (
     input_coefficients,
     split_mean,
 )
-from nki_bn.kernels.elementwise import passed, pre_activation
+from nki_bn.kernels.elementwise import recompute_mask
 from nki_bn.kernels.plan import TransposedPlan, allocate
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.sums import add_columns
@@ -128,7 +128,7 @@ class TransposedBackward(nl.NKIObject):
     def middle(self, step: Step, at: int) -> None:
         """The second stage: Vector's passes."""
         if step.kind == "mask" and self.plan.relu == "recompute":
-            recompute_mask(self, step, at, rows_of(self.ground, self.scope, step))
+            recompute_block(self, step, at, rows_of(self.ground, self.scope, step))
         if step.kind == "first" and needs_products(self.plan):
             make_product(self, step, at, rows_of(self.ground, self.scope, step))
         if step.kind == "second":
@@ -221,14 +221,14 @@ def sum_product(work: TransposedBackward, step: Step, at: int, rows: Rows) -> No
     )
 
 
-def recompute_mask(work: TransposedBackward, step: Step, at: int, rows: Rows) -> None:
+def recompute_block(work: TransposedBackward, step: Step, at: int, rows: Rows) -> None:
     """The ReLU's mask of a block, as the forward makes it."""
     residual = None
     if work.plan.residual:
         residual = turned_part(work.banks.other, at, rows)
     value = turned_part(work.wide, at, rows)
-    pre_activation(value, turned_part(work.banks.x, at, rows), residual, block_columns(work.ground, step.block))
-    passed(turned_part(work.narrow, at, rows), value)
+    x = turned_part(work.banks.x, at, rows)
+    recompute_mask(turned_part(work.narrow, at, rows), value, x, residual, block_columns(work.ground, step.block))
 
 
 def apply_mask(work: TransposedBackward, step: Step, at: int, rows: Rows) -> None:

@@ -253,12 +253,12 @@ def normalise(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:
     residual = None
     if plan.residual:
         residual = turned_part(work.banks.other, at, rows)
-    pre_activation(value, x, residual, columns)
+    mask = None
+    if plan.need_mask:
+        mask = turned_part(work.gate, at, rows)
+    pre_activation(value, x, residual, columns, mask)
     if plan.relu:
-        mask = None
-        if plan.need_mask:
-            mask = turned_part(work.gate, at, rows)
-        rectify(y, value, mask, turned_part(work.stopped, at, rows))
+        rectify(y, value, turned_part(work.stopped, at, rows))
     else:
         nisa.activation(dst=y, op=nl.copy, data=value)
 

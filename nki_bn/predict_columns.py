@@ -10,6 +10,11 @@ from nki_bn.pipeline import GPSIMD, VECTOR, Beside, Paces, Pipeline, Transfer
 COLUMN_BYTES = 4
 
 
+def mask_passes(residual: bool) -> tuple[str, ...]:
+    """Classes of the instructions that make the mask of a ReLU from (x - hi)*scale."""
+    return ("scalar_tensor_tensor", "plain") if residual else ("pointed",)
+
+
 @dataclass(frozen=True)
 class Columns:
     """Columns of ``groups`` channel groups on ``lanes`` partitions, worked on by one core.

@@ -21,7 +21,7 @@ from nki_bn.kernels.resident_turn import turn_pace, turn_steps
 from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
 from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Prediction
-from nki_bn.predict_columns import COLUMN_BYTES, Columns
+from nki_bn.predict_columns import COLUMN_BYTES, Columns, mask_passes
 from nki_bn.predict_resident_state import CoreState
 
 
@@ -114,19 +114,38 @@ class CoreRun(CoreState):
 
     def mask_chunk(self, at: int) -> None:
         plan, run, job = self.plan, self.pipeline.run, self.jobs[at]
-        width, dy, x = self.widths[at], self.dy_there[job.visit], max(self.x_there[job.visit], self.started)
+        width, dy, visit = self.widths[at], self.dy_there[job.visit], job.visit
+        ahead = 0.0
         if plan.relu == "recompute":
-            for _ in range(job.step.sets):
-                value = run(VECTOR, self.paces.vector("pointed", width), x)
-                kind = "scalar_tensor_tensor" if plan.residual else "pointed"
-                value = run(VECTOR, self.paces.vector(kind, width), value)
-                dy = max(dy, run(VECTOR, self.paces.vector("plain", width), value))
+            if len(self.gates) <= visit:
+                self.gates.append(self.gate(visit, self.scale(visit)))
+            dy = max(dy, self.gates[visit])
+            if 0 < visit < len(self.dy_there) - 1 and self.in_first_block(self.visits[visit + 1].step):
+                ahead = self.scale(visit + 1)
         if plan.relu != "none":
             dy = run(VECTOR, self.paces.vector("predicated", width * job.step.sets), dy)
+        if ahead:
+            self.gates.append(self.gate(visit + 1, ahead))
         self.masked.append(dy)
         # dx takes the place of dy' only when that is stored as the gradient of the residual.
         stored = plan.need_dresidual and job.sums
         self.given.append(self.pipeline.store(self.transfer(job.step, self.itemsize), dy) if stored else 0.0)
+
+    def scale(self, visit: int) -> float:
+        step, ready = self.visits[visit].step, max(self.x_there[visit], self.started)
+        for _ in range(step.sets):
+            ready = self.pipeline.run(VECTOR, self.paces.vector("pointed", step.tile.width()), ready)
+        return ready
+
+    def gate(self, visit: int, ready: float) -> float:
+        step = self.visits[visit].step
+        for _ in range(step.sets):
+            for kind in mask_passes(self.plan.residual):
+                ready = self.pipeline.run(VECTOR, self.paces.vector(kind, step.tile.width()), ready)
+        return ready
+
+    def in_first_block(self, step: Step) -> bool:
+        return bool(min(self.whole.channels, self.plan.set_channels) == step.unit.extent.channels)
 
     def multiply(self, at: int) -> None:
         visit = self.jobs[at].visit

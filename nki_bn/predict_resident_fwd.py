@@ -24,7 +24,7 @@ from nki_bn.kernels.resident_moments import (
 )
 from nki_bn.kernels.sizing import STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Prediction
-from nki_bn.predict_columns import Columns
+from nki_bn.predict_columns import Columns, mask_passes
 from nki_bn.predict_resident import shortened
 from nki_bn.predict_resident_state import chunk_transfer
 
@@ -390,7 +390,7 @@ class _Run:
         kind = "scalar_tensor_tensor" if plan.residual else "pointed"
         value = self.vector(kind, width, max(value, late))
         free = self.mask_stored[at - plan.late_slots] if plan.need_mask and at >= plan.late_slots else 0.0
-        mask = self.vector("plain", width, max(value, free)) if plan.need_mask else 0.0
+        mask = self.vector(mask_passes(plan.residual)[-1], width, max(value, free)) if plan.need_mask else 0.0
         return self.vector("predicated", width, self.vector("plain", width, value)), mask, value
 
     def subtract(self, width: int, ready: float, at: int, by_scalar: int) -> float:

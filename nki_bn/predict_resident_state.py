@@ -53,6 +53,7 @@ class CoreState:
         self.dy_there: list[float] = []
         self.x_there: list[float] = []
         self.masked: list[float] = []
+        self.gates: list[float] = []
         self.given: list[float] = []
         self.stored: list[float] = []
         # By job.

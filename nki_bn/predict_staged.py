@@ -13,7 +13,7 @@ from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, ne
 from nki_bn.kernels.plan import BackwardPlan, size_of
 from nki_bn.kernels.sizing import PARTIAL_COLUMNS, ceil_div
 from nki_bn.pipeline import SCALAR, VECTOR, Prediction
-from nki_bn.predict_columns import Columns
+from nki_bn.predict_columns import Columns, mask_passes
 from nki_bn.predict_tiles import TileRun, Walk, predict_walk
 
 STAGED_BYTES = 2
@@ -198,9 +198,9 @@ class _Run(TileRun):
         if self.plan.relu == "recompute":
             there = max(self.started[group], self.x_there[slot], self.by_scalar[turn])
             value = run(VECTOR, self.paces.vector("pointed", width), there)
-            kind = "scalar_tensor_tensor" if self.plan.residual else "pointed"
-            value = run(VECTOR, self.paces.vector(kind, width), value)
-            self.by_vector[turn] = run(VECTOR, self.paces.vector("plain", width), value)
+            for kind in mask_passes(self.plan.residual):
+                value = run(VECTOR, self.paces.vector(kind, width), value)
+            self.by_vector[turn] = value
             ready = max(ready, self.by_vector[turn])
         return run(VECTOR, self.paces.vector("predicated", width), ready)
 

@@ -19,7 +19,7 @@ from nki_bn.kernels.transposed_blocks import Ground, Rows
 from nki_bn.kernels.transposed_layout import block_size, piece_widths, row_chunks
 from nki_bn.kernels.transposed_schedule import Scope, Step, odd_one, run_steps, steps_of, works_alone
 from nki_bn.pipeline import SCALAR, VECTOR, Paces, Prediction
-from nki_bn.predict_columns import Columns
+from nki_bn.predict_columns import Columns, mask_passes
 from nki_bn.predict_rows import RowRun, shortened
 from nki_bn.predict_tiles import extrapolated
 
@@ -170,8 +170,13 @@ class _Backward(RowRun):
 
     def recompute_mask(self, step: Step, at: int, rows: Rows) -> None:
         width, value = rows.chunk.columns(), self.ring("wide", at)
-        self.pre_activation(at, width, self.plan.residual, self.started[self.smaller(step.block)])
-        self.run(VECTOR, self.paces.vector("plain", width), (value,), (self.ring("narrow", at),))
+        ready, mask = self.started[self.smaller(step.block)], self.ring("narrow", at)
+        if self.plan.residual:
+            self.pre_activation(at, width, True, ready)
+            self.run(VECTOR, self.paces.vector("plain", width), (value,), (mask,))
+        else:
+            self.scaled(at, width, ready)
+            self.run(VECTOR, self.paces.vector("pointed", width), (value,), (mask,))
 
     def apply_mask(self, step: Step, at: int, rows: Rows) -> None:
         plan, chunk = self.plan, rows.chunk
@@ -308,7 +313,8 @@ class _Forward(RowRun):
             return
         self.pre_activation(at, width, plan.residual, ready)
         if plan.need_mask:
-            self.run(VECTOR, self.paces.vector("plain", width), (value,), (self.ring("gate", at),))
+            name = mask_passes(plan.residual)[-1]
+            self.run(VECTOR, self.paces.vector(name, width), (value,), (self.ring("gate", at),))
         if plan.relu:
             zero = self.ring("stopped", at)
             self.run(VECTOR, self.paces.vector("plain", width), (value,), (zero,))

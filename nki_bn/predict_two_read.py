@@ -8,7 +8,7 @@ from nki_bn.hardware import Timing
 from nki_bn.kernels.plan import ForwardPlan, size_of
 from nki_bn.kernels.sizing import GROUP_PIECES, STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import SCALAR, VECTOR, Prediction
-from nki_bn.predict_columns import Columns
+from nki_bn.predict_columns import Columns, mask_passes
 from nki_bn.predict_tiles import TileRun, Walk, predict_walk
 
 
@@ -100,7 +100,9 @@ class _Run(TileRun):
         for number, width in enumerate(self.walk.chunks(at)):
             value = self.pre_activation(slot, width, max(ready, self.temporary_read[number % 2]))
             if self.plan.need_mask:
-                passed = self.plain(width, max(value, self.mask_free[slot]))
+                name = mask_passes(self.plan.residual)[-1]
+                work = self.paces.vector(name, width)
+                passed = self.pipeline.run(VECTOR, work, max(value, self.mask_free[slot]))
             if self.plan.relu:
                 zero = self.plain(width, value)
                 select = self.paces.vector("predicated", width)

@@ -37,9 +37,11 @@ CHUNK_FACTORS = (0.5, 1.0, 2.0)
 SHARED = (3, 4)
 SHARED_FAST = (3, 8)
 SHARED_FLOAT32 = (5, 0)
+SHARED_RELU = {"mask": (1, 2), "recompute": (0, 0)}
 # (Combinations by Tensor, x-terms of the last groups by Vector).
 TENSOR_SHARED = (4, 1)
 TENSOR_SHARED_FAST = (3, 4)
+TENSOR_SHARED_RELU = (8, 0)
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
@@ -226,6 +228,8 @@ class Search:
     def layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Scalar and Vector: channels per set, bands, chunk widths."""
         shares = SHARED_FAST if self.task.fast else SHARED
+        if self.task.relu != "none":
+            shares = SHARED_RELU[self.task.relu]
         if not self.task.folded() or not self.task.has_terms():
             shares = SHARED_FLOAT32
         for channels in group_sizes(self.extent.channels):
@@ -248,6 +252,8 @@ class Search:
         ):
             return
         shares = TENSOR_SHARED_FAST if self.task.fast else TENSOR_SHARED
+        if self.task.relu != "none":
+            shares = TENSOR_SHARED_RELU
         for chunk in self._chunks(bands[1], columns):
             most = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
             for together in sorted({1, most}):
