@@ -37,6 +37,7 @@ class Prediction:
         busy: ns at work by engine; "dma" is the busiest DMA engine when nothing slows it down.
         loaded, stored: bytes that the core moves from and to HBM.
         moving: ns that this takes with the core's share of HBM.
+        steps: instructions that were gone through to find out.
     """
 
     ns: float
@@ -45,6 +46,7 @@ class Prediction:
     loaded: int
     stored: int
     moving: float
+    steps: int
 
     @property
     def us(self) -> float:
@@ -71,6 +73,7 @@ class Prediction:
             round(self.loaded + times * (later.loaded - earlier.loaded)),
             round(self.stored + times * (later.stored - earlier.stored)),
             self.moving + times * moving,
+            earlier.steps + later.steps,
         )
 
 
@@ -344,7 +347,15 @@ class Pipeline:
 
     def prediction(self) -> Prediction:
         """The figures of what has run."""
-        return Prediction(self.end, self.instructions, dict(self._busy), self._loaded, self._stored, self._moving)
+        return Prediction(
+            self.end,
+            self.instructions,
+            dict(self._busy),
+            self._loaded,
+            self._stored,
+            self._moving,
+            self.instructions,
+        )
 
     def _move(self, transfer: Transfer, ready: float, first: float) -> float:
         start = max(self._free[SYNC], self._next_trigger, ready)

@@ -29,6 +29,8 @@ from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
+# By so much another strategy has to be predicted faster than tile after tile: by less it may be slower.
+_DOUBT = 0.01
 
 
 def plan(problem: Problem) -> Plan:
@@ -97,7 +99,8 @@ def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candi
 def _rank(candidate: Candidate) -> tuple[bool, float]:
     prediction = candidate.prediction
     over = prediction.instructions > INSTRUCTIONS
-    return over, prediction.instructions if over else prediction.ns
+    staged = isinstance(candidate.plan, BackwardPlan | ForwardPlan)
+    return over, prediction.instructions if over else prediction.ns * (1 - staged * _DOUBT)
 
 
 def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan | TransposedForwardPlan:

@@ -43,15 +43,19 @@ def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction
 
 
 def _with_fewer_chunks(plan: ResidentPlan, extent: Extent, count: int) -> Extent:
-    """As much of every channel as ``count`` chunks hold, or all."""
+    """As much of every channel as about ``count`` chunks hold, or all; a last set's bands have equally much of it."""
     positions = max(extent.length // plan.space_bands, 1)
     batches, length = extent.batches, extent.length
+    batch_bands, space_bands = plan.batch_bands, plan.space_bands
+    if extent.channels % plan.set_channels:
+        batch_bands = math.lcm(batch_bands, plan.last_batch_bands)
+        space_bands = math.lcm(space_bands, plan.last_space_bands)
     if positions <= plan.chunk:
-        batches = min(batches, plan.batch_bands * (plan.chunk // positions) * count)
+        batches = min(batches, batch_bands * (plan.chunk // positions) * count)
     else:
         pieces = ceil_div(positions, plan.chunk)
-        batches = min(batches, plan.batch_bands * max(count // pieces, 1))
-        length = min(length, plan.space_bands * ceil_div(positions, pieces) * count)
+        batches = min(batches, batch_bands * max(count // pieces, 1))
+        length = min(length, space_bands * ceil_div(positions, pieces) * count)
     return Extent(extent.channel, extent.channels, extent.batch, batches, extent.start, length)
 
 

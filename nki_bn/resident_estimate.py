@@ -11,6 +11,7 @@ from nki_bn.kernels.resident_layout import BackwardTask, GroupSize, ResidentLayo
 from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.pipeline import Paces
 from nki_bn.predict import TIMED
+from nki_bn.predict_columns import mask_passes
 
 # From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting
 # for the one before); the last store.
@@ -115,7 +116,7 @@ def _sum_engines(
     if task.relu != "none":
         vector += paces.vector("predicated", width).busy
     if task.relu == "recompute":
-        vector += 2 * paces.vector("pointed", width).busy + paces.vector("plain", width).busy
+        vector += sum(paces.vector(name, width).busy for name in ("pointed", *mask_passes(task.residual)))
     if layout.tensor_sums:
         some = slice_of(size.widest, size.set_columns)
         wide = task.dtype == "float32"

@@ -50,6 +50,10 @@ TENSOR_MOST_COLUMNS = 25_600
 # Families of layouts whose best, by the closed form, is predicted: those with the same sets and groups. Then those that
 # are like the fastest of them, but have other rings, other chunks, other starts, or other shares of the engines.
 PREDICTED = {"resident": 6, "reread": 3}
+# By the closed form the fastest layout takes at most so many times what the likeliest one takes.
+LIKELY = 1.35
+# Instructions gone through after which nothing further is tried: about 50 ms.
+MOST_STEPS = 40_000
 # Shares of the slots that the closed form asks for: the second is as many as fit.
 OTHER_RINGS = (0.7, math.inf)
 OTHER_CHUNKS = 2
@@ -91,8 +95,10 @@ def resident_candidates(
     if target.generation < 3:
         return []
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    for estimate in search.best_of_families()[: PREDICTED[strategy]]:
-        search.predict(estimate)
+    families = search.best_of_families()[: PREDICTED[strategy]]
+    for estimate in families:
+        if estimate.us <= LIKELY * families[0].us:
+            search.predict(estimate)
     search.improve()
     return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
 
@@ -146,6 +152,7 @@ class Search:
         self.extent = extent_of_core(self.task.shape, self.split, 0, self.task.cores)
 
         self.found: dict[ResidentLayout, Candidate] = {}
+        self.steps = 0
         self.estimates = sorted(self._estimates(), key=lambda estimate: (estimate.over, estimate.us))
 
     def predict(self, estimate: Estimate | None) -> float:
@@ -155,6 +162,7 @@ class Search:
         if estimate.layout not in self.found:
             plan: ResidentPlan = resident_plan(self.task, estimate.layout, self.strategy)
             self.found[estimate.layout] = Candidate(plan, predict(plan))
+            self.steps += self.found[estimate.layout].prediction.steps
         return self.found[estimate.layout].prediction.ns
 
     def best_of_families(self) -> list[Estimate]:
@@ -167,11 +175,11 @@ class Search:
     def improve(self) -> None:
         """Predict what is like the fastest candidate, one kind of change after the other."""
         for others in (self.other_chunks, self.other_rings, self.other_starts):
-            if self.found:
+            if self.found and self.steps < MOST_STEPS:
                 for layout, share in others(self.fastest()):
                     self.predict(self.fitted(layout, share))
         for _ in range(OTHER_SHARES):
-            if self.found:
+            if self.found and self.steps < MOST_STEPS:
                 for other in [other for other in self.other_shares(self.fastest()) if other not in self.found][:1]:
                     self.predict(self.fitted(other))
 
@@ -192,9 +200,14 @@ class Search:
         return min(self.found, key=lambda layout: self.found[layout].prediction.ns)
 
     def other_chunks(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
-        """The next best of its family, by the closed form."""
+        """The next best of its family, by the closed form, and of the family that comes second in predictions."""
+        second = [other for other in self.found if family_of(other) != family_of(layout)]
+        second = sorted(second, key=lambda other: self.found[other].prediction.ns)[:1]
+        return [(other, 1.0) for one in (layout, *second) for other in self._untried(one)]
+
+    def _untried(self, layout: ResidentLayout) -> list[ResidentLayout]:
         family = [other.layout for other in self.estimates if family_of(other.layout) == family_of(layout)]
-        return [(other, 1.0) for other in family if other not in self.found][:OTHER_CHUNKS]
+        return [other for other in family if other not in self.found][:OTHER_CHUNKS]
 
     def other_rings(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
         """The same layout with more and with fewer slots."""
@@ -221,7 +234,9 @@ class Search:
             return None
         fitting = self._with_slots(layout, size, share)
         if fitting is None:
-            return None
+            # Chunks cut in two take slots of their own.
+            whole = replace(layout, short_start=False, short_end=False)
+            return None if whole == layout else self.fitted(whole, share)
         over = estimated_instructions(self.task, fitting, size) > INSTRUCTIONS
         return Estimate(fitting, size, estimated_us(self.task, fitting, size, self.strategy), over)
 
