@@ -14,7 +14,8 @@ from nki_bn import cli
 from nki_bn.bench import synchronised
 from nki_bn.bench.modelled import ModelTimer
 from nki_bn.bench.record import Case
-from nki_bn.bench.synchronised import Cost, Links
+from nki_bn.bench.synchronised import Cost
+from nki_bn.links import Links, load_links
 from nki_bn.planner import plan
 from nki_bn.problem import Array, BackwardProblem, ForwardProblem
 from nki_bn.synchronised import replicas
@@ -34,9 +35,9 @@ def test_the_parameters_have_sources() -> None:
     text = resources.files("nki_bn.configs").joinpath("collectives", "trn2.toml").read_text(encoding="utf-8")
     entries = tomllib.loads(text)
     assert all(set(entry) == {"value", "unit", "source", "confidence"} for entry in entries.values())
-    assert synchronised.load_links("trn2") == Links(entries["hop"]["value"], entries["rate"]["value"] * 1e3)
+    assert load_links("trn2") == Links(entries["hop"]["value"], entries["rate"]["value"] * 1e3)
     with pytest.raises(ValueError, match="target is 'trn1'; accepted with replicas: trn2"):
-        synchronised.load_links("trn1")
+        load_links("trn1")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -60,7 +61,7 @@ def test_a_layer_is_its_launches_and_its_collectives() -> None:
     problems = ForwardProblem(CASE.shape, "bfloat16", lnc=1), BackwardProblem(CASE.shape, "bfloat16", lnc=1)
     times = [ModelTimer().time(problem, plan(problem)).time_us for problem in problems]
     assert cost.plain == pytest.approx(sum(time for time in times if time is not None))
-    links = synchronised.load_links("trn2")
+    links = load_links("trn2")
     assert cost.mesh == pytest.approx(3 * links.hop + (16 + 12 + 24) / links.rate)
     assert cost.ring == pytest.approx(3 * cost.mesh)
     one_round = synchronised.layer_cost(CASE, 4, "one_round")

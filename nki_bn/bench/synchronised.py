@@ -16,7 +16,7 @@ from nki_bn import execute, planner
 from nki_bn.bench.launches import EPS, Launch, launch_of
 from nki_bn.bench.record import Case
 from nki_bn.bench.table import Table
-from nki_bn.bench.toml_file import bundled, read_bundled
+from nki_bn.links import load_links
 from nki_bn.problem import BackwardProblem, ForwardProblem
 from nki_bn.simulator import RunOptions, Shaped, run
 from nki_bn.simulator.timing import model
@@ -29,22 +29,6 @@ CAVEAT = (
     "modelled: the batch norms of a training step of one replica; launches by the timing model, collectives by hops "
     "and bytes, where nothing overlaps and nobody is late; see docs/synchronised.md"
 )
-
-
-@dataclass(frozen=True)
-class Links:
-    """Between replicas: us from one rank to the next, and bytes per us."""
-
-    hop: float
-    rate: float
-
-    def mesh(self, size: int) -> float:
-        """us of a collective in which every rank sends ``size`` bytes to all others at once."""
-        return self.hop + size / self.rate
-
-    def ring(self, size: int, replicas: int) -> float:
-        """us of a collective whose parts of ``size`` bytes go through all ``replicas`` one after the other."""
-        return (replicas - 1) * self.mesh(size)
 
 
 @dataclass(frozen=True)
@@ -65,18 +49,6 @@ class Cost:
     def slowdown(self) -> tuple[float, float]:
         """Of the batch norms: with a mesh and with a ring."""
         return (self.kernels + self.mesh) / self.plain, (self.kernels + self.ring) / self.plain
-
-
-def load_links(target: str) -> Links:
-    """The parameters of a target.
-
-    Raises:
-        ValueError: there are none for it.
-    """
-    if target not in bundled("collectives"):
-        raise ValueError(f"target is {target!r}; accepted with replicas: {', '.join(bundled('collectives'))}")
-    data = read_bundled("collectives", target).data
-    return Links(data["hop"]["value"], data["rate"]["value"] * _NS_PER_US)
 
 
 def payloads(channels: int, mode: str) -> tuple[int, ...]:

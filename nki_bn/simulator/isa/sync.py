@@ -166,7 +166,7 @@ def _meet(core: Core, key: tuple[Any, ...], post: _Post, what: str) -> dict[int,
     """Post at ``key`` and wait until every core has; all posts, in order of arrival."""
     posts = core.run.posts[key]
     posts[core.index] = post
-    core.run.lockstep.wait_until(core.index, lambda: len(posts) == core.run.lnc, f"{what} at {post.source}")
+    core.run.world.lockstep.wait_until(core.seat, lambda: len(posts) == core.run.lnc, f"{what} at {post.source}")
     core.run.posts.pop(key, None)
     return posts
 
