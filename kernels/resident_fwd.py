@@ -264,10 +264,10 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
     block = block_of(ring.blocks, done.turning)
     pieces = ring.pieces[done.turning % 2][0 : block.lanes, 0 : 6 * done.turn_pieces]
     turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), ring.turn, ring.eps, done.turn)
-    if done.turn >= moment_steps(ring.plan, block) + MINUS_HI_STEP:
+    if done.turn >= moment_steps(ring.plan, block, tensors.replicas) + MINUS_HI_STEP:
         centre_ahead(ring, done)
     done.turn += 1
-    if done.turn == turn_steps(ring.plan, block):
+    if done.turn == turn_steps(ring.plan, block, tensors.replicas):
         done.turning = -1
         done.ready = done.turn_end
 

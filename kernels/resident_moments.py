@@ -37,10 +37,13 @@ from nki_bn.kernels.columns import (
 from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core
 from nki_bn.kernels.moments import exchange_moments
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
+from nki_bn.kernels.replicas import Replicas, exchange_step, exchange_steps
 from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
 
 # Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
 BAND_STEPS = 7
+# The one of these that has (mean, var) of this replica's channels.
+MERGED_STEP = 4
 # The step of the coefficients that ends with -hi.
 MINUS_HI_STEP = 3
 # Groups from which on the columns of one lie so far apart that bn_aggr would write them at half its rate.
@@ -57,7 +60,7 @@ class TurnTiles(nl.NKIObject):
     """What a turn works in: ``across``, ``pairs`` and ``back`` in PSUM, all else in SBUF.
 
     ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the
-    number of values for each band, ``triples`` that number in the first of three places.
+    number of values for each band, ``triples`` that in the first of three places, ``gathered`` those of replicas.
     """
 
     own: nl.NkiTensor
@@ -69,6 +72,7 @@ class TurnTiles(nl.NKIObject):
     triples: nl.NkiTensor
     merged: nl.NkiTensor
     parts: nl.NkiTensor
+    gathered: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,10 @@ def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block
 def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
     """Allocate what turns work in, and write the numbers of values that bands have."""
     lanes = nl.tile_size.pmax
+    gathered = allocate(plan.buffers, "gathered", lanes)
+    of_replicas = None
+    if len(gathered) > 0:
+        of_replicas = gathered[0]
     tiles = TurnTiles(
         allocate(plan.buffers, "own", lanes)[0],
         allocate(plan.buffers, "rows", 2)[0],
@@ -159,6 +167,7 @@ def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
         allocate(plan.buffers, "triples", lanes)[0],
         allocate(plan.buffers, "merged", lanes)[0],
         allocate(plan.buffers, "parts", lanes)[0],
+        of_replicas,
     )
     units = units_of_core(extent, plan)
     bands = bands_in_use(extent, plan)
@@ -189,23 +198,23 @@ def coefficient_steps(plan: ResidentForwardPlan) -> int:
     return steps
 
 
-def merges(plan: ResidentForwardPlan, block: Block) -> bool:
+def merges(plan: ResidentForwardPlan, block: Block, replicas: Replicas | None) -> bool:
     """Whether the moments of a lane are not yet those of a channel."""
-    return block.lanes > block.channels or shares_channels(plan)
+    return block.lanes > block.channels or shares_channels(plan) or replicas != None
 
 
-def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
+def turn_steps(plan: ResidentForwardPlan, block: Block, replicas: Replicas | None) -> int:
     """Steps of a turn."""
-    steps = moment_steps(plan, block)
+    steps = moment_steps(plan, block, replicas)
     if plan.need_y:
         steps += coefficient_steps(plan)
     return steps
 
 
-def moment_steps(plan: ResidentForwardPlan, block: Block) -> int:
-    """Steps to mean and variance; without bands and cores to merge the moments of lanes are those of channels."""
-    if merges(plan, block):
-        return BAND_STEPS
+def moment_steps(plan: ResidentForwardPlan, block: Block, replicas: Replicas | None) -> int:
+    """Steps to mean and variance; with nothing to merge the moments of lanes are those of channels."""
+    if merges(plan, block, replicas):
+        return BAND_STEPS + exchange_steps(replicas)
     return lane_steps(block.sets)
 
 
@@ -235,11 +244,11 @@ def turn_step(
     block = turn.block
     at = turn.group - block.first
     columns = set_columns(block, turn.group)
-    first = moment_steps(plan, block)
-    if step < first and merges(plan, block):
+    first = moment_steps(plan, block, tensors.replicas)
+    if step < first and merges(plan, block, tensors.replicas):
         if step == 0:
             nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
-        band_step(tensors, plan, block, columns, tiles, step)
+        merge_step(tensors, plan, block, columns, tiles, step)
     elif step < first:
         lane_step(block, columns, tiles, turn.pieces, step)
     else:
@@ -247,6 +256,31 @@ def turn_step(
         if is_narrow(plan):
             rounded = block.rounded[:, at : at + 1]
         coefficient_step(plan, columns, block.flag[:, at : at + 1], rounded, eps, step - first)
+
+
+def merge_step(
+    tensors: ForwardTensors,
+    plan: ResidentForwardPlan,
+    block: Block,
+    columns: nl.NkiTensor,
+    tiles: TurnTiles,
+    step: int,
+) -> None:
+    """One of the steps over bands, cores and replicas; the last of these goes on with the way back to all lanes."""
+    exchange = exchange_steps(tensors.replicas)
+    if step <= MERGED_STEP:
+        band_step(tensors, plan, block, columns, tiles, step)
+    elif step > MERGED_STEP + exchange:
+        band_step(tensors, plan, block, columns, tiles, step - exchange)
+    else:
+        merged = tiles.merged[0 : block.channels, :]
+        gathered = None
+        if tensors.replicas.mode == "one_round":
+            gathered = tiles.gathered[0 : block.channels, :]
+        at = step - MERGED_STEP - 1
+        exchange_step(tensors.replicas, merged, tiles.parts[0 : block.channels, :], gathered, at)
+    if step == MERGED_STEP + exchange:
+        nisa.nc_transpose(dst=tiles.across[:, 0 : block.channels], data=tiles.merged[0 : block.channels, :])
 
 
 def band_step(
@@ -280,11 +314,10 @@ def band_step(
         counts = tiles.counts[0:channels, 0 : 2 * bands].reshape(shape)
         moments = triples.reshape((channels, bands, 3))[:, :, 1:3]
         nisa.tensor_tensor(dst=moments, data1=pairs.reshape(shape), data2=counts, op=nl.multiply)
-    if step == 4:
+    if step == MERGED_STEP:
         nisa.bn_aggr(dst=merged, data=triples)
         if shares_channels(plan):
             exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
-        nisa.nc_transpose(dst=tiles.across[:, 0:channels], data=merged)
     if step == 5:
         repeated = tiles.across[:, 0:channels].expand_dim(1).broadcast(1, bands)
         nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated)

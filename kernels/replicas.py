@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What replicas that share a batch exchange inside a launch, per group of channels: moments, and sums of the backward.
+
+    two_round   all-reduce of the means, weighted with the numbers of values; then of the variances around that mean
+    one_round   all-gather of (n, mean, M2), merged by bn_aggr
+    sums        one all-reduce of sum dy' and sum dy'*(x - hi), of which every replica keeps its own as well
+
+A replica weighs as many values per channel as it has. The numbers of values are known when a launch is made.
+"""
+
+from dataclasses import dataclass
+
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_bn.kernels.moments import count_moments
+
+# Steps between a collective and what waits for it, for other work of the engines.
+WAITING = 3
+
+
+@dataclass(frozen=True)
+class Replicas(nl.NKIObject):
+    """The replicas that share a batch with this one.
+
+    Attributes:
+        group: the ranks of all of them.
+        size: their number.
+        count: values per channel of this replica.
+        total: those of all.
+        mode: "two_round" or "one_round".
+    """
+
+    group: ncc.ReplicaGroup
+    size: int
+    count: int
+    total: int
+    mode: str
+
+
+def total_of(replicas: Replicas | None, count: int) -> int:
+    """Values per channel of the batch, of which this replica has ``count``."""
+    if replicas == None:
+        return count
+    return replicas.total
+
+
+def check_replicas(replicas: Replicas | None, count: int, strategy: str, training: bool) -> None:
+    """The kernel's own refusal of replicas that it would misread."""
+    if replicas == None:
+        return
+    assert replicas.count == count, f"replicas says {replicas.count} values per channel, the tensors have {count}"
+    assert replicas.total >= count, f"replicas says {replicas.total} values in total, of which {count} are here"
+    assert replicas.mode == "two_round" or replicas.mode == "one_round", (
+        f"replicas.mode must be two_round or one_round, got {replicas.mode}"
+    )
+    assert strategy != "transposed", "strategy transposed exchanges nothing between replicas"
+    assert training, "replicas exchange statistics in training only"
+
+
+def exchange_steps(replicas: Replicas | None) -> int:
+    """Steps of :func:`exchange_step`."""
+    if replicas == None:
+        return 0
+    if replicas.mode == "two_round":
+        return 2 * (1 + WAITING) + 1
+    return 1 + WAITING + 1
+
+
+def exchange_step(
+    replicas: Replicas, moments: nl.NkiTensor, scratch: nl.NkiTensor, gathered: nl.NkiTensor | None, step: int
+) -> None:
+    """One step from (mean, var) of this replica, (P, 2), to those of all, in the same place.
+
+    ``scratch`` has 4 columns, ``gathered`` (of ``one_round``) 3 for each replica.
+    """
+    if replicas.mode == "two_round":
+        two_round_step(replicas, moments, scratch, step)
+    elif step == 0:
+        own = scratch[:, 0:3]
+        nisa.tensor_copy(dst=own[:, 1:3], src=moments)
+        count_moments(own, replicas.count)
+        ncc.all_gather(srcs=[own], dsts=[gathered], replica_group=replicas.group, collective_dim=1)
+    elif step == WAITING + 1:
+        nisa.bn_aggr(dst=moments, data=gathered)
+
+
+def two_round_step(replicas: Replicas, moments: nl.NkiTensor, scratch: nl.NkiTensor, step: int) -> None:
+    """A step of ``two_round``: the scratch is for a term and its sum, twice."""
+    weight = replicas.count / replicas.total
+    mean = scratch[:, 1:2]
+    around = scratch[:, 2:3]
+    if step == 0:
+        nisa.tensor_scalar(dst=scratch[:, 0:1], data=moments[:, 0:1], op0=nl.multiply, operand0=weight)
+        add_over_replicas(replicas, scratch[:, 0:1], mean)
+    elif step == WAITING + 1:
+        nisa.tensor_tensor(dst=around, data1=moments[:, 0:1], data2=mean, op=nl.subtract)
+        nisa.tensor_tensor(dst=around, data1=around, data2=around, op=nl.multiply)
+        nisa.tensor_tensor(dst=around, data1=around, data2=moments[:, 1:2], op=nl.add)
+        nisa.tensor_scalar(dst=around, data=around, op0=nl.multiply, operand0=weight)
+        add_over_replicas(replicas, around, scratch[:, 3:4])
+    elif step == 2 * (WAITING + 1):
+        nisa.tensor_copy(dst=moments[:, 0:1], src=mean)
+        nisa.tensor_copy(dst=moments[:, 1:2], src=scratch[:, 3:4])
+
+
+def exchange_at_once(
+    replicas: Replicas, moments: nl.NkiTensor, scratch: nl.NkiTensor, gathered: nl.NkiTensor | None
+) -> None:
+    """All steps of :func:`exchange_step`."""
+    for step in range(exchange_steps(replicas)):
+        exchange_step(replicas, moments, scratch, gathered, step)
+
+
+def add_over_replicas(replicas: Replicas, own: nl.NkiTensor, total: nl.NkiTensor) -> None:
+    """total = sum of ``own`` over all replicas, both (P, K) in SBUF."""
+    ncc.all_reduce(srcs=[own], dsts=[total], replica_group=replicas.group, op=nl.add)
