@@ -49,8 +49,9 @@ def same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int32])
-@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize(
+    ("place", "dtype"), [*((place, np.float32) for place in PLACES), (nl.sbuf, ml_dtypes.bfloat16), (nl.sbuf, np.int32)]
+)
 @pytest.mark.parametrize(("op", "reduce"), [(nl.add, sum), (nl.minimum, min), (nl.maximum, max)], ids=str)
 def test_all_reduce(op: Any, reduce: Any, place: Any, dtype: Any) -> None:
     """Of whole numbers so small that every sum is exact."""
