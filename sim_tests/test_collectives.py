@@ -19,6 +19,7 @@ ncc: Any = nki.collectives
 Array = np.ndarray[Any, Any]
 ALL = ncc.ReplicaGroup([[0, 1, 2, 3]])
 PAIRS = ncc.ReplicaGroup([[2, 0], [1, 3]])
+TWO = ncc.ReplicaGroup([[0, 1]])
 PLACES = (nl.sbuf, nl.shared_hbm, nl.private_hbm)
 
 
@@ -151,6 +152,40 @@ def test_every_core_meets_its_own_kind(lnc: int) -> None:
     assert [result.trace.count("all_reduce") for result in made] == [lnc] * 2
 
 
+def test_on_shared_hbm_both_cores_call_for_one_collective() -> None:
+    """Each core writes its half before and reads the other's after; in place, so that nothing may be added twice."""
+
+    def kernel(x: Any) -> Any:
+        core = nl.program_id(0)
+        held = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=held[core : core + 1], src=x[core : core + 1])
+        ncc.all_reduce([held], [held], TWO, nl.add)
+        out = nl.ndarray((2, 3), dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out[core : core + 1], src=held[1 - core : 2 - core])
+        return out
+
+    xs = given((2, 3), size=2)
+    made = run_replicas([Launch(kernel, (x,)) for x in xs], 2, RunOptions())
+    same([result.outputs for result in made], [(xs[0] + xs[1])[::-1]] * 2)
+    dry = run(kernel, (Shaped((2, 3), "float32"),), {}, 2, RunOptions(dry=True, replicas=2))
+    assert dry.trace.count("all_reduce") == made[0].trace.count("all_reduce") == 2
+
+
+def test_one_core_alone_cannot_call_on_shared_hbm() -> None:
+    def kernel(x: Any, both: bool) -> Any:
+        if nl.program_id(0) == 0:
+            ncc.all_reduce([x], [x], ncc.ReplicaGroup([[0]]), nl.add)
+        elif both:
+            ncc.all_reduce([x], [x], ncc.ReplicaGroup([[0]]), nl.maximum)
+        return x
+
+    (x,) = given((2, 3), size=1)
+    with pytest.raises(DeadlockError, match="core 0 waits for all_reduce.*; core 1 has ended"):
+        run(kernel, (x, False), {}, 2, RunOptions())
+    with pytest.raises(NkiValidationError, match="the cores of a replica meet in all_reduce.*, but in all_reduce.*at"):
+        run(kernel, (x, True), {}, 2, RunOptions())
+
+
 def test_several_tensors_in_hbm_are_reduced_together() -> None:
     def kernel(x: Any, z: Any) -> Any:
         outs = [nl.ndarray(t.shape, dtype=t.dtype, buffer=nl.shared_hbm) for t in (x, z)]
@@ -257,9 +292,6 @@ def different(*bodies: Callable[[Any, Any], Any]) -> None:
 
     launches = [Launch(kernel, (*pair, body)) for pair, body in zip(places, bodies, strict=True)]
     run_replicas(launches, 1, RunOptions())
-
-
-TWO = ncc.ReplicaGroup([[0, 1]])
 
 
 def test_replicas_in_different_collectives() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives: what replicas do together. Ranks are those of replicas; core c of one meets core c of the others.
 
+A collective on shared HBM is one of both cores of a replica: both call it, and it orders what they do to its tensors.
+
 Reductions of floats add in float32, rank after rank in the order of the group, and round once, so that all ranks get
 the same bits; integers stay integers. The documentation leaves the order open.
 """
@@ -16,6 +18,7 @@ import numpy as np
 from nki_bn.simulator.isa import checks
 from nki_bn.simulator.isa.dma import DMA_REGIONS, check_priority
 from nki_bn.simulator.isa.registers import VirtualRegister
+from nki_bn.simulator.isa.sync import join_cores
 from nki_bn.simulator.issue import issue
 from nki_bn.simulator.machine import Core, current_core
 from nki_bn.simulator.memory import MemoryRegion
@@ -334,17 +337,27 @@ class _Call:
             core = self._core
             return core.run.world.meet(core.index, core.seat, Post(core.run.rank, self.ranks, call, caller(), data))
 
-        issue(
-            self.op,
-            "collective",
-            dsts,
-            srcs,
-            lambda: give([post.data for post in meet([src.array().copy() for src in srcs])]),
-            name=self._name,
-            rendezvous=lambda: meet([]),
-            ranks=self.ranks,
-            priority=self._priority,
-        )
+        def work() -> Sequence[Array]:
+            return give([post.data for post in meet([src.array().copy() for src in srcs])])
+
+        shared = [tensor for tensor in (*srcs, *dsts) if tensor.buffer is MemoryRegion.shared_hbm]
+        if self._core.run.lnc == 1 or not shared:
+            self._issue(srcs, dsts, work, lambda: meet([]))
+            return
+        # One collective of both cores: core 0 does it, and core 1 finds what came.
+        join_cores(self._core, call, shared)
+        if self._core.index == 0:
+            self._issue(srcs, dsts, work, lambda: meet([]))
+        join_cores(self._core, call, shared)
+        if self._core.index == 1:
+            self._issue(srcs, dsts, lambda: [dst.array().copy() for dst in dsts], lambda: None)
+        join_cores(self._core, call, shared)
+
+    def _issue(
+        self, srcs: Tensors, dsts: Tensors, compute: Callable[[], Sequence[Array]], rendezvous: Callable[[], object]
+    ) -> None:
+        details = {"ranks": self.ranks, "priority": self._priority}
+        issue(self.op, "collective", dsts, srcs, compute, name=self._name, rendezvous=rendezvous, **details)
 
 
 def _own_group(op: str, replica_group: Any, core: Core) -> tuple[int, ...]:

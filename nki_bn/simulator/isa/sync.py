@@ -139,6 +139,23 @@ def core_barrier(
     )
 
 
+def join_cores(core: Core, what: str, tensors: Sequence[NkiTensor]) -> None:
+    """Let both cores of a replica come to ``what``; what they did to shared ``tensors`` before it is seen after it.
+
+    Raises:
+        NkiValidationError: the other core comes to something else.
+        DeadlockError: it never comes.
+    """
+    key = ("join_cores", core.posted["join_cores"])
+    core.posted["join_cores"] += 1
+    posts = _meet(core, key, _Post(caller(), what, (), ""), what)
+    other = posts[1 - core.index]
+    require(other.label == what, f"the cores of a replica meet in {what} here, but in {other.label} at {other.source}")
+    if core.index == list(posts)[-1]:
+        for tensor in tensors:
+            clear_marks(core, tensor.storage.bank)
+
+
 def _pair(op: str) -> Core:
     checks.at_least(op, enums.nc_version.gen3)
     core = current_core()
