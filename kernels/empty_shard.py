@@ -23,7 +23,7 @@ def empty_forward(
     running_var: nl.NkiTensor | None,
     momentum: float,
     channels: int,
-    groups: tuple[tuple[int, ...], ...],
+    groups: tuple[tuple[tuple[int, int], ...], ...],
     divided: bool,
     replicas: Replicas,
 ) -> Any:
@@ -34,7 +34,7 @@ def empty_forward(
         running_var: as running_mean.
         momentum: weight of the batch in the running statistics.
         channels: C.
-        groups: for each core the channels of the groups that are exchanged, in their order.
+        groups: for each core (channels, groups of so many) of every exchange, in their order.
         divided: each core has channels of its own; else core 0 writes the results.
         replicas: those that share the batch; this one counts 0.
 
@@ -67,33 +67,34 @@ def empty_forward(
     core = nl.program_id(0)
     channel = 0
     if divided and core == 1:
-        channel = sum_of(groups[0])
+        channel = channels_of(groups[0])
     for i in range(len(groups[core])):
-        in_group = groups[core][i]
-        columns = zero_moments(replicas, in_group)
+        in_group, count = groups[core][i]
+        columns = zero_moments(replicas, in_group, count)
         if divided or core == 0:
-            load_running(tensors, columns, channel, in_group, 1, False)
-            store_statistics(tensors, columns, momentum, channel, in_group)
-        channel += in_group
+            load_running(tensors, columns, channel, in_group, count, False)
+            store_statistics(tensors, columns, momentum, channel, in_group, count)
+        channel += in_group * count
     return mean_out, var_out, running_mean_out, running_var_out
 
 
-def zero_moments(replicas: Replicas, channels: int) -> nl.NkiTensor:
+def zero_moments(replicas: Replicas, channels: int, groups: int) -> nl.NkiTensor:
     """Columns with the moments of all replicas, of which this one adds nothing."""
-    columns = column_tile(nl.ndarray((channels, COLUMN_COUNT), dtype=nl.float32, buffer=nl.sbuf), channels, 1)
-    scratch = nl.ndarray((channels, 4), dtype=nl.float32, buffer=nl.sbuf)
-    gathered = nl.ndarray((channels, 3 * replicas.size), dtype=nl.float32, buffer=nl.sbuf)
-    moments = columns[:, MEAN : VAR + 1, 0]
+    tile = nl.ndarray((channels, COLUMN_COUNT * groups), dtype=nl.float32, buffer=nl.sbuf)
+    columns = column_tile(tile, channels, groups)
+    scratch = nl.ndarray((channels, 4 * groups), dtype=nl.float32, buffer=nl.sbuf)
+    gathered = nl.ndarray((channels, 3 * groups * replicas.size), dtype=nl.float32, buffer=nl.sbuf)
+    moments = columns[:, MEAN : VAR + 1, :]
     nisa.memset(dst=moments, value=0.0)
     exchange_at_once(replicas, moments, scratch, gathered)
     return columns
 
 
-def sum_of(numbers: tuple[int, ...]) -> int:
-    """Their sum."""
+def channels_of(groups: tuple[tuple[int, int], ...]) -> int:
+    """How many channels all groups have."""
     total = 0
-    for i in range(len(numbers)):
-        total += numbers[i]
+    for i in range(len(groups)):
+        total += groups[i][0] * groups[i][1]
     return total
 
 

@@ -162,7 +162,8 @@ def synchronise(replicas: Replicas, group: ChannelTile, bands: int) -> None:
     gathered = None
     if replicas.mode == "one_round":
         gathered = group.moments.gathered[0]
-    exchange_at_once(replicas, moments[0:channels, :], group.moments.parts[0][0:channels, :], gathered)
+    own = group.columns[0:channels, MEAN : VAR + 1, :]
+    exchange_at_once(replicas, own, group.moments.parts[0][0:channels, 0:4], gathered)
     repeat_in_bands(moments, channels, bands)
 
 

@@ -14,8 +14,6 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.moments import count_moments
-
 # Steps between a collective and what waits for it, for other work of the engines.
 WAITING = 3
 
@@ -71,38 +69,47 @@ def exchange_steps(replicas: Replicas | None) -> int:
 def exchange_step(
     replicas: Replicas, moments: nl.NkiTensor, scratch: nl.NkiTensor, gathered: nl.NkiTensor | None, step: int
 ) -> None:
-    """One step from (mean, var) of this replica, (P, 2), to those of all, in the same place.
+    """One step from (mean, var) of this replica, (P, 2, G) for G groups, to those of all, in the same place.
 
-    ``scratch`` has 4 columns, ``gathered`` (of ``one_round``) 3 for each replica.
+    ``scratch`` has 4*G columns, ``gathered`` (of ``one_round``) 3*G for each replica.
     """
+    lanes, _, groups = moments.shape
     if replicas.mode == "two_round":
-        two_round_step(replicas, moments, scratch, step)
-    elif step == 0:
-        own = scratch[:, 0:3]
-        nisa.tensor_copy(dst=own[:, 1:3], src=moments)
-        count_moments(own, replicas.count)
+        two_round_step(replicas, moments, scratch.reshape((lanes, 4, groups)), step)
+        return
+    assert gathered != None, "mode one_round needs a tile to gather into, got None"
+    if step == 0:
+        own = scratch[:, 0 : 3 * groups]
+        triples = own.reshape((lanes, groups, 3))
+        nisa.memset(dst=triples[:, :, 0], value=float(replicas.count))
+        nisa.tensor_copy(dst=triples[:, :, 1], src=moments[:, 0, :])
+        nisa.tensor_scalar(dst=triples[:, :, 2], data=moments[:, 1, :], op0=nl.multiply, operand0=float(replicas.count))
         ncc.all_gather(srcs=[own], dsts=[gathered], replica_group=replicas.group, collective_dim=1)
     elif step == WAITING + 1:
-        nisa.bn_aggr(dst=moments, data=gathered)
+        triples = gathered.reshape((lanes, replicas.size, groups, 3))
+        for i in range(groups):
+            nisa.bn_aggr(dst=moments[:, :, i], data=triples[:, :, i, :])
 
 
 def two_round_step(replicas: Replicas, moments: nl.NkiTensor, scratch: nl.NkiTensor, step: int) -> None:
-    """A step of ``two_round``: the scratch is for a term and its sum, twice."""
+    """A step of ``two_round``: the scratch (P, 4, G) is for a term and its sum, twice."""
     weight = replicas.count / replicas.total
-    mean = scratch[:, 1:2]
-    around = scratch[:, 2:3]
+    own = scratch[:, 0, :]
+    mean = scratch[:, 1, :]
+    around = scratch[:, 2, :]
+    var = scratch[:, 3, :]
     if step == 0:
-        nisa.tensor_scalar(dst=scratch[:, 0:1], data=moments[:, 0:1], op0=nl.multiply, operand0=weight)
-        add_over_replicas(replicas, scratch[:, 0:1], mean)
+        nisa.tensor_scalar(dst=own, data=moments[:, 0, :], op0=nl.multiply, operand0=weight)
+        add_over_replicas(replicas, own, mean)
     elif step == WAITING + 1:
-        nisa.tensor_tensor(dst=around, data1=moments[:, 0:1], data2=mean, op=nl.subtract)
+        nisa.tensor_tensor(dst=around, data1=moments[:, 0, :], data2=mean, op=nl.subtract)
         nisa.tensor_tensor(dst=around, data1=around, data2=around, op=nl.multiply)
-        nisa.tensor_tensor(dst=around, data1=around, data2=moments[:, 1:2], op=nl.add)
+        nisa.tensor_tensor(dst=around, data1=around, data2=moments[:, 1, :], op=nl.add)
         nisa.tensor_scalar(dst=around, data=around, op0=nl.multiply, operand0=weight)
-        add_over_replicas(replicas, around, scratch[:, 3:4])
+        add_over_replicas(replicas, around, var)
     elif step == 2 * (WAITING + 1):
-        nisa.tensor_copy(dst=moments[:, 0:1], src=mean)
-        nisa.tensor_copy(dst=moments[:, 1:2], src=scratch[:, 3:4])
+        nisa.tensor_copy(dst=moments[:, 0, :], src=mean)
+        nisa.tensor_copy(dst=moments[:, 1, :], src=var)
 
 
 def exchange_at_once(

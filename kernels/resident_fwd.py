@@ -31,6 +31,7 @@ from nki_bn.kernels.resident_moments import (
     Turn,
     TurnTiles,
     blocks_of,
+    ends_batch,
     is_narrow,
     load_parameters,
     moment_steps,
@@ -267,9 +268,10 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
     if done.turn >= moment_steps(ring.plan, block, tensors.replicas) + MINUS_HI_STEP:
         centre_ahead(ring, done)
     done.turn += 1
-    if done.turn == turn_steps(ring.plan, block, tensors.replicas):
+    if done.turn == turn_steps(ring.plan, block, done.turning, ring.turn, tensors.replicas):
+        if ends_batch(block, done.turning, ring.turn):
+            done.ready = done.turn_end
         done.turning = -1
-        done.ready = done.turn_end
 
 
 def centre_ahead(ring: ForwardRing, done: Progress) -> None:

@@ -53,7 +53,9 @@ def same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
 @pytest.mark.parametrize(
     ("place", "dtype"), [*((place, np.float32) for place in PLACES), (nl.sbuf, ml_dtypes.bfloat16), (nl.sbuf, np.int32)]
 )
-@pytest.mark.parametrize(("op", "reduce"), [(nl.add, sum), (nl.minimum, min), (nl.maximum, max)], ids=str)
+@pytest.mark.parametrize(
+    ("op", "reduce"), [(nl.add, sum), (nl.minimum, min), (nl.maximum, max)], ids=["add", "minimum", "maximum"]
+)
 def test_all_reduce(op: Any, reduce: Any, place: Any, dtype: Any) -> None:
     """Of whole numbers so small that every sum is exact."""
     xs = given((4, 6), dtype)

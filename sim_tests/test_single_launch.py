@@ -198,6 +198,44 @@ def test_every_strategy_exchanges(forward: str, backward: str, lnc: int, monkeyp
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("lnc", "channels", "together"), [(1, 5, (2, 2, 1)), (2, 9, (2, 2, 1)), (1, 7, (2, 1, 1))])
+def test_groups_exchange_together(
+    mode: str, lnc: int, channels: int, together: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups two by two; the last of them alone; with 7 channels, groups of 2 and a last one of 1; and an empty replica."""
+    in_group = 2 if channels == 7 else 1
+
+    def forwards(problem: ForwardProblem, sbuf_bytes: int) -> list[Any]:
+        found = planner.resident_forward_candidates(problem, False, sbuf_bytes)
+        return [one for one in found if one.plan.group_channels == in_group and one.plan.slots >= 4][:1]
+
+    def by_twos(problem: ForwardProblem, plan: Any, exchange: Exchange) -> Any:
+        return launches._exchanging(plan, len(exchange.counts) if exchange.mode == "one_round" else 0, 2)
+
+    monkeypatch.setattr(launches, "exchanging_candidates", forwards)
+    monkeypatch.setattr(launches, "_fastest", by_twos)
+    step = Step((4, 0, 4), channels, (16, 16), BF16, mode, lnc)
+    problem = prepare_forward(step.forwards()[0], lnc, part=True).problem
+    plan = forward_plans([problem] * 3, Exchange((problem.count,) * 3, mode))[0]
+    rounds, each = (2, 1) if mode == "two_round" else (1, 3)
+    met = meetings(problem, plan, mode, 3)[0]
+    assert [shape[1] // each for shape in met[::rounds]] == list(together)
+    run_and_judge(step)
+
+
+def test_plans_let_groups_exchange_together_where_that_is_faster() -> None:
+    """A layer of many small groups: fewer collectives, and less time than with one for each group."""
+    problem = ForwardProblem((8, 2048, 7, 7), "bfloat16", lnc=1)
+    exchange = Exchange((problem.count,) * 16, "two_round")
+    plan = forward_plans([problem] * 16, exchange)[0]
+    traces = [dry_trace(problem, one, "two_round", 16) for one in (plan, launches._exchanging(plan, 0, 1))]
+    few, many = (sum(record.engine == "collective" for record in trace) for trace in traces)
+    assert few < many == 2 * 2048 // plan.group_channels
+    fast, slow = (model(trace).total for trace in traces)
+    assert fast < 0.9 * slow
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_alone_it_is_the_plain_kernel(mode: str) -> None:
     step = Step((5,), 7, relu="mask", add=True, mode=mode)
     (forward,), (made,) = step.forwards(), forward_in_one_launch(step.forwards(), mode, 1)

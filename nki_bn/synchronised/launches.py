@@ -16,14 +16,18 @@ from nki_bn import execute
 from nki_bn.execute import BackwardInputs, ForwardInputs
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import Buffer, ForwardPlan, ResidentForwardPlan, TransposedPlan, total_bytes
+from nki_bn.kernels.resident_fwd_plan import forward_steps
+from nki_bn.kernels.resident_geometry import extent_of_core
+from nki_bn.kernels.sizing import ceil_div
 from nki_bn.planner import candidates, exchanging_candidates
 from nki_bn.predict import Candidate, Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import Launch, RunOptions, Shaped, run
+from nki_bn.simulator.timing import model
 from nki_bn.simulator.trace import Trace
 
-# Bytes of a triple (n, mean, M2) in float32.
-_TRIPLE = 12
+# Bytes of a triple (n, mean, M2) in float32, and of the scratch of an exchange of one group.
+_TRIPLE, _LEAST = 12, 16
 
 # For each core the shapes of the tiles that are exchanged, in order.
 Meetings = tuple[tuple[tuple[int, ...], ...], ...]
@@ -54,16 +58,16 @@ def forward_plans(problems: Sequence[ForwardProblem], exchange: Exchange) -> lis
     Raises:
         ValueError: shards are so unequal that no plans exchange the same tiles.
     """
-    gathered = _TRIPLE * len(exchange.counts) if exchange.mode == "one_round" else 0
+    triples = len(exchange.counts) if exchange.mode == "one_round" else 0
 
     def offered(problem: ForwardProblem) -> list[Candidate]:
-        budget = load_target(problem.target).sbuf_partition_bytes - gathered
+        budget = load_target(problem.target).sbuf_partition_bytes - _LEAST - _TRIPLE * triples
         found = exchanging_candidates(problem, budget)
-        return (
-            [replace(one, plan=_with_triples(one.plan, len(exchange.counts))) for one in found] if gathered else found
-        )
+        return [replace(one, plan=_exchanging(one.plan, triples, 1)) for one in found]
 
-    return _alike(problems, exchange, offered)
+    plans = _alike(problems, exchange, offered)
+    filled = {problem for problem in problems if problem.count}
+    return plans if len(filled) > 1 else [_fastest(next(iter(filled)), plans[0], exchange)] * len(problems)
 
 
 def backward_plans(problems: Sequence[BackwardProblem], exchange: Exchange) -> list[Plan]:
@@ -101,9 +105,31 @@ def _by_meetings(problem: Problem, exchange: Exchange, found: list[Candidate]) -
     return best
 
 
-def _with_triples(plan: Any, replicas: int) -> Any:
-    buffers = (*plan.buffers, Buffer("gathered", 1, 3 * replicas, "float32"))
-    return replace(plan, buffers=buffers, sbuf_bytes=total_bytes(buffers))
+def _exchanging(plan: Any, triples: int, together: int) -> Any:
+    """A plan of a forward with what its exchange takes: so many ``triples`` for each group, groups ``together``."""
+    buffers = [buffer for buffer in plan.buffers if buffer.name not in ("merged", "scratch", "gathered")]
+    if isinstance(plan, ResidentForwardPlan):
+        buffers += [Buffer("merged", 1, 2 * together, "float32"), Buffer("scratch", 1, 4 * together, "float32")]
+    if triples:
+        buffers.append(Buffer("gathered", 1, 3 * triples * together, "float32"))
+    return replace(plan, buffers=tuple(buffers), sbuf_bytes=total_bytes(buffers))
+
+
+def _fastest(problem: ForwardProblem, plan: Plan, exchange: Exchange) -> Plan:
+    """The plan with as many groups that exchange together as make it fastest, of those that fit."""
+    if not isinstance(plan, ResidentForwardPlan):
+        return plan
+    triples = len(exchange.counts) if exchange.mode == "one_round" else 0
+    extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
+    steps = forward_steps(plan, extent)
+    groups = ceil_div(extent.channels, plan.group_channels)
+    fitting = groups if plan.reread else plan.slots // ceil_div(len(steps), groups)
+    capacity = load_target(problem.target).sbuf_partition_bytes
+    numbers = [number for number in (1, 2, 4, 8, 16, 32) if number <= max(fitting, 1)]
+    found = [_exchanging(plan, triples, number) for number in numbers]
+    size = len(exchange.counts)
+    fit = [one for one in found if one.sbuf_bytes <= capacity]
+    return min(fit, key=lambda one: model(dry_trace(problem, one, exchange.mode, size), problem.target).total)
 
 
 @lru_cache(256)
@@ -146,8 +172,8 @@ def empty_launch(inputs: Any, problem: Problem, plan: Any, tiles: Meetings, repl
     if isinstance(problem, BackwardProblem):
         return Launch(empty_backward, (inputs.gamma, tiles, replicas))
     assert isinstance(plan, ForwardPlan | ResidentForwardPlan), "a forward that exchanges has one of these"
-    rounds = 2 if replicas.mode == "two_round" else 1
-    groups = tuple(tuple(shape[0] for shape in core[::rounds]) for core in tiles)
+    rounds, each = (2, 1) if replicas.mode == "two_round" else (1, 3)
+    groups = tuple(tuple((shape[0], shape[1] // each) for shape in core[::rounds]) for core in tiles)
     running = inputs.running_mean, inputs.running_var
     divided = plan.split == "channel"
     return Launch(empty_forward, (*running, inputs.momentum, problem.channels, groups, divided, replicas))
