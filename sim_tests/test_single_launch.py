@@ -202,7 +202,7 @@ def test_every_strategy_exchanges(forward: str, backward: str, lnc: int, monkeyp
 def test_groups_exchange_together(
     mode: str, lnc: int, channels: int, together: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups two by two; the last of them alone; with 7 channels, groups of 2 and a last one of 1; and an empty replica."""
+    """Two by two, and the last one alone; with 7 channels groups of 2, and a last one of 1; and an empty replica."""
     in_group = 2 if channels == 7 else 1
 
     def forwards(problem: ForwardProblem, sbuf_bytes: int) -> list[Any]:
