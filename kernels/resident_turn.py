@@ -34,6 +34,7 @@ from nki_bn.kernels.columns import (
 )
 from nki_bn.kernels.plan import ResidentPlan, allocate
 from nki_bn.kernels.replicas import WAITING, Replicas, add_over_replicas
+from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.tensor_work import TensorWork, add_accumulators
 
 # Steps of the sums, without those over replicas; the one that has those of this replica.
@@ -103,6 +104,22 @@ def turn_steps(plan: ResidentPlan, replicas: Replicas | None = None) -> int:
     return steps
 
 
+def turns_rows(plan: ResidentPlan, block: Block) -> bool:
+    """Whether the sums of bands are added up as rows, between two transposes."""
+    return block.lanes > block.channels and not plan.tensor_sums
+
+
+def turn_pace(plan: ResidentPlan, by_rows: bool, chances: int, replicas: Replicas | None = None) -> int:
+    """Steps that are due at a chance, so that ``chances`` do; two of them wait for Tensor and are taken alone.
+
+    The first chance is let go by, since the last sums are under way.
+    """
+    steps = turn_steps(plan, replicas)
+    if by_rows:
+        return ceil_div(steps - 2, max(chances - 3, 1))
+    return ceil_div(steps, max(chances, 1))
+
+
 def turn_step(
     plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork, replicas: Replicas | None, step: int
 ) -> None:
@@ -164,7 +181,7 @@ def sums_step(
     """
     if number == 0:
         own_sums(plan, turn, tiles, tensor, replicas)
-    if by_rows(plan, turn):
+    if turns_rows(plan, turn.block):
         row_step(plan, turn, tiles, replicas, number)
     elif number == 1 and shares_channels(plan):
         exchange_lanes(turn, tiles, replicas)
@@ -175,15 +192,10 @@ def sums_step(
         nisa.tensor_copy(dst=turn.columns[:, SUMS : SUMS + 2, :], src=total.reshape(shape))
 
 
-def by_rows(plan: ResidentPlan, turn: Turn) -> bool:
-    """Whether the bands of a channel are added up as rows."""
-    return turn.block.lanes > turn.block.channels and not plan.tensor_sums
-
-
 def sums_of_replicas(plan: ResidentPlan, turn: Turn, tiles: TurnTiles) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Where the sums of this replica are before they are columns, and where those of all go: 2-D tiles."""
     count = 2 * turn.sets
-    if by_rows(plan, turn):
+    if turns_rows(plan, turn.block):
         channels = turn.block.channels
         return tiles.by_channel[0:count, 0:channels], tiles.received[0:count, 0:channels]
     lanes = turn.block.lanes
@@ -225,7 +237,7 @@ def own_sums(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWor
     """The sums of this core on every lane: of its band, or of all bands where Tensor added them up."""
     block = turn.block
     sums = turn.columns[:, SUMS : SUMS + 2, :]
-    if shares_channels(plan) or replicas != None or by_rows(plan, turn):
+    if shares_channels(plan) or replicas != None or turns_rows(plan, block):
         sums = tiles.by_lane[0 : block.lanes, 0 : 2 * turn.sets].reshape((block.lanes, 2, turn.sets))
     if plan.tensor_sums:
         add_accumulators(tensor, sums, turn.group, turn.slice)

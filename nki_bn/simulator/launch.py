@@ -85,8 +85,12 @@ def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> l
         raise ValueError(f"launches has {len(launches)} entries; accepted: {accepted}")
     world = World(len(launches), check_lnc(lnc, options), alike=options.replicas)
     members = [_Member(launch, Run(options, lnc, world, rank)) for rank, launch in enumerate(launches)]
-    returned = world.lockstep.run([body for member in members for body in member.bodies()])
-    return [member.result(returned[rank * lnc]) for rank, member in enumerate(members)]
+    try:
+        returned = world.lockstep.run([body for member in members for body in member.bodies()])
+        return [member.result(returned[rank * lnc]) for rank, member in enumerate(members)]
+    finally:
+        for member in members:
+            member.state.release()
 
 
 class _Member:
@@ -96,7 +100,7 @@ class _Member:
         function = getattr(launch.kernel, "func", launch.kernel)
         if not launch.args and not launch.kwargs:
             raise TypeError(f"kernel {function.__name__} was called without arguments")
-        self._state = state
+        self.state = state
         self._arguments = _Arguments(state)
         self._placed = self._arguments.bind(function, launch.args, launch.kwargs)
         self._body = _with_memory_keywords(function)
@@ -106,7 +110,7 @@ class _Member:
 
         A new context per launch: kernels may be launched while another one runs, and from several threads.
         """
-        return [functools.partial(contextvars.copy_context().run, self._work, core) for core in self._state.cores]
+        return [functools.partial(contextvars.copy_context().run, self._work, core) for core in self.state.cores]
 
     def _work(self, core: Core) -> Any:
         enter(core)
@@ -117,10 +121,10 @@ class _Member:
         self._arguments.write_back()
         return SimulationResult(
             self._arguments.collect(returned),
-            self._state.trace,
-            tuple(core.sbuf.high_water for core in self._state.cores),
-            tuple(core.psum.high_water for core in self._state.cores),
-            self._state.options,
+            self.state.trace,
+            tuple(core.sbuf.high_water for core in self.state.cores),
+            tuple(core.psum.high_water for core in self.state.cores),
+            self.state.options,
         )
 
 
