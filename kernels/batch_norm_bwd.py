@@ -85,7 +85,7 @@ def batch_norm_bwd(
         flattened(dresidual, flat),
         replicas,
     )
-    check_replicas(replicas, batch * depth * height * width, plan.strategy, plan.training)
+    check_replicas(replicas, batch * depth * height * width, plan.training)
     count = total_of(replicas, batch * depth * height * width)
     if plan.strategy == "resident" or plan.strategy == "reread":
         resident_gradients(tensors, flat, plan, eps, count)

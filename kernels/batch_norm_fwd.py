@@ -95,7 +95,7 @@ def batch_norm_fwd(
     assert plan.relu == fuse_relu, f"the plan is made for relu={plan.relu}, the arguments say {fuse_relu}"
     tracked = training and running_mean != None
     count = batch * depth * height * width
-    check_replicas(replicas, count, plan.strategy, training)
+    check_replicas(replicas, count, training)
     assert not tracked or total_of(replicas, count) > 1, "running_var needs more than one value per channel"
     y = output(plan.need_y, x_in.shape, x_in.dtype, "y")
     mask = output(plan.need_mask, x_in.shape, nl.uint8, "relu_mask")

@@ -44,7 +44,7 @@ def total_of(replicas: Replicas | None, count: int) -> int:
     return replicas.total
 
 
-def check_replicas(replicas: Replicas | None, count: int, strategy: str, training: bool) -> None:
+def check_replicas(replicas: Replicas | None, count: int, training: bool) -> None:
     """The kernel's own refusal of replicas that it would misread."""
     if replicas == None:
         return
@@ -53,7 +53,6 @@ def check_replicas(replicas: Replicas | None, count: int, strategy: str, trainin
     assert replicas.mode == "two_round" or replicas.mode == "one_round", (
         f"replicas.mode must be two_round or one_round, got {replicas.mode}"
     )
-    assert strategy != "transposed", "strategy transposed exchanges nothing between replicas"
     assert training, "replicas exchange statistics in training only"
 
 

@@ -75,7 +75,7 @@ def exchanging_candidates(problem: ForwardProblem, sbuf_bytes: int) -> list[Cand
     ``sbuf_bytes`` may be used per partition. Errors as for :func:`plan_two_read`, which is taken if nothing else fits.
     """
     found = resident_forward_candidates(problem, False, sbuf_bytes)
-    found = found or resident_forward_candidates(problem, True, sbuf_bytes)
+    found = (found or resident_forward_candidates(problem, True, sbuf_bytes)) + _transposed(problem)
     if not found or fits(problem, sbuf_bytes):
         found = [*found, _predicted(problem, plan_two_read(problem, sbuf_bytes))]
     return sorted(found, key=_rank)

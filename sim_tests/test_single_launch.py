@@ -209,11 +209,8 @@ def test_groups_exchange_together(
         found = planner.resident_forward_candidates(problem, False, sbuf_bytes)
         return [one for one in found if one.plan.group_channels == in_group and one.plan.slots >= 4][:1]
 
-    def by_twos(problem: ForwardProblem, plan: Any, exchange: Exchange) -> Any:
-        return launches._exchanging(plan, len(exchange.counts) if exchange.mode == "one_round" else 0, 2)
-
     monkeypatch.setattr(launches, "exchanging_candidates", forwards)
-    monkeypatch.setattr(launches, "_fastest", by_twos)
+    monkeypatch.setattr(launches, "_TOGETHER", (2,))
     step = Step((4, 0, 4), channels, (16, 16), BF16, mode, lnc)
     problem = prepare_forward(step.forwards()[0], lnc, part=True).problem
     plan = forward_plans([problem] * 3, Exchange((problem.count,) * 3, mode))[0]

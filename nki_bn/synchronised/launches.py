@@ -15,7 +15,14 @@ from typing import Any
 from nki_bn import execute
 from nki_bn.execute import BackwardInputs, ForwardInputs
 from nki_bn.hardware import load_target
-from nki_bn.kernels.plan import Buffer, ForwardPlan, ResidentForwardPlan, TransposedPlan, total_bytes
+from nki_bn.kernels.plan import (
+    Buffer,
+    ForwardPlan,
+    ResidentForwardPlan,
+    TransposedForwardPlan,
+    TransposedPlan,
+    total_bytes,
+)
 from nki_bn.kernels.resident_fwd_plan import forward_steps
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.sizing import ceil_div
@@ -28,6 +35,9 @@ from nki_bn.simulator.trace import Trace
 
 # Bytes of a triple (n, mean, M2) in float32, and of the scratch of an exchange of one group.
 _TRIPLE, _LEAST = 12, 16
+# Numbers of groups that may exchange together, and how much slower than the best a strategy may be to be modelled.
+_TOGETHER = (1, 2, 4, 8, 16, 32)
+_NEAR = 1.25
 
 # For each core the shapes of the tiles that are exchanged, in order.
 Meetings = tuple[tuple[tuple[int, ...], ...], ...]
@@ -39,6 +49,11 @@ class Exchange:
 
     counts: tuple[int, ...]
     mode: str
+
+    @property
+    def triples(self) -> int:
+        """Moments that a gather brings for each channel."""
+        return len(self.counts) if self.mode == "one_round" else 0
 
     def of(self, rank: int) -> Any:
         """What the kernels are told on replica ``rank``."""
@@ -58,23 +73,20 @@ def forward_plans(problems: Sequence[ForwardProblem], exchange: Exchange) -> lis
     Raises:
         ValueError: shards are so unequal that no plans exchange the same tiles.
     """
-    triples = len(exchange.counts) if exchange.mode == "one_round" else 0
+    triples = exchange.triples
 
     def offered(problem: ForwardProblem) -> list[Candidate]:
         budget = load_target(problem.target).sbuf_partition_bytes - _LEAST - _TRIPLE * triples
-        found = exchanging_candidates(problem, budget)
-        return [replace(one, plan=_exchanging(one.plan, triples, 1)) for one in found]
+        return _fitting(problem, exchanging_candidates(problem, budget), triples)
 
-    plans = _alike(problems, exchange, offered)
-    filled = {problem for problem in problems if problem.count}
-    return plans if len(filled) > 1 else [_fastest(next(iter(filled)), plans[0], exchange)] * len(problems)
+    return _alike(problems, exchange, offered)
 
 
 def backward_plans(problems: Sequence[BackwardProblem], exchange: Exchange) -> list[Plan]:
     """As :func:`forward_plans`."""
 
     def offered(problem: BackwardProblem) -> list[Candidate]:
-        return [one for one in candidates(problem) if not isinstance(one.plan, TransposedPlan)]
+        return _fitting(problem, candidates(problem), 0)
 
     return _alike(problems, exchange, offered)
 
@@ -84,7 +96,7 @@ def _alike(problems: Sequence[Any], exchange: Exchange, offered: Callable[[Any],
     filled = {problem for problem in problems if problem.count}
     if len(filled) == 1:
         (only,) = filled
-        return [offered(only)[0].plan] * len(problems)
+        return [_fastest(only, offered(only), exchange)] * len(problems)
     choices = {problem: _by_meetings(problem, exchange, offered(problem)) for problem in filled}
     common = set.intersection(*(set(found) for found in choices.values()))
     if not common:
@@ -105,31 +117,52 @@ def _by_meetings(problem: Problem, exchange: Exchange, found: list[Candidate]) -
     return best
 
 
+def _fitting(problem: Problem, found: Sequence[Candidate], triples: int) -> list[Candidate]:
+    """Candidates with what their exchange takes, where that fits."""
+    capacity = load_target(problem.target).sbuf_partition_bytes
+    exchanging = [replace(one, plan=_exchanging(one.plan, triples, 1)) for one in found]
+    return [one for one in exchanging if one.plan.sbuf_bytes <= capacity]
+
+
 def _exchanging(plan: Any, triples: int, together: int) -> Any:
-    """A plan of a forward with what its exchange takes: so many ``triples`` for each group, groups ``together``."""
-    buffers = [buffer for buffer in plan.buffers if buffer.name not in ("merged", "scratch", "gathered")]
+    """A plan with what its exchange takes: so many ``triples`` for each group; ``resident`` groups ``together``."""
+    buffers = [buffer for buffer in plan.buffers if buffer.name not in ("scratch", "gathered")]
+    if isinstance(plan, TransposedPlan | TransposedForwardPlan):
+        together = plan.group_blocks
+        buffers.append(Buffer("scratch", 1, 4 * together, "float32"))
     if isinstance(plan, ResidentForwardPlan):
+        buffers = [buffer for buffer in buffers if buffer.name != "merged"]
         buffers += [Buffer("merged", 1, 2 * together, "float32"), Buffer("scratch", 1, 4 * together, "float32")]
     if triples:
         buffers.append(Buffer("gathered", 1, 3 * triples * together, "float32"))
     return replace(plan, buffers=tuple(buffers), sbuf_bytes=total_bytes(buffers))
 
 
-def _fastest(problem: ForwardProblem, plan: Plan, exchange: Exchange) -> Plan:
-    """The plan with as many groups that exchange together as make it fastest, of those that fit."""
+def _fastest(problem: Problem, found: Sequence[Candidate], exchange: Exchange) -> Plan:
+    """The plan that is modelled as fastest with its collectives, of the best of each strategy.
+
+    Strategies that take more than ``_NEAR`` times as long as the best without them are left out.
+    """
+    near = [one for one in found if one.prediction.ns <= _NEAR * found[0].prediction.ns]
+    best = {one.plan.strategy: one.plan for one in reversed(near)}
+    plans = [plan for one in best.values() for plan in _groupings(problem, one, exchange)]
+
+    def modelled(plan: Plan) -> float:
+        return model(dry_trace(problem, plan, exchange.mode, len(exchange.counts)), problem.target).total
+
+    return plans[0] if len(plans) == 1 else min(plans, key=modelled)
+
+
+def _groupings(problem: Problem, plan: Plan, exchange: Exchange) -> list[Plan]:
+    """A plan, and where groups can exchange together those with more of them at once, of those that fit."""
     if not isinstance(plan, ResidentForwardPlan):
-        return plan
-    triples = len(exchange.counts) if exchange.mode == "one_round" else 0
+        return [plan]
     extent = extent_of_core(plan.shape, plan.split, 0, plan.cores)
-    steps = forward_steps(plan, extent)
     groups = ceil_div(extent.channels, plan.group_channels)
-    fitting = groups if plan.reread else plan.slots // ceil_div(len(steps), groups)
+    at_once = groups if plan.reread else plan.slots // ceil_div(len(forward_steps(plan, extent)), groups)
     capacity = load_target(problem.target).sbuf_partition_bytes
-    numbers = [number for number in (1, 2, 4, 8, 16, 32) if number <= max(fitting, 1)]
-    found = [_exchanging(plan, triples, number) for number in numbers]
-    size = len(exchange.counts)
-    fit = [one for one in found if one.sbuf_bytes <= capacity]
-    return min(fit, key=lambda one: model(dry_trace(problem, one, exchange.mode, size), problem.target).total)
+    plans = [_exchanging(plan, exchange.triples, number) for number in _TOGETHER if number <= max(at_once, 1)]
+    return [one for one in plans if one.sbuf_bytes <= capacity]
 
 
 @lru_cache(256)
@@ -171,7 +204,7 @@ def empty_launch(inputs: Any, problem: Problem, plan: Any, tiles: Meetings, repl
 
     if isinstance(problem, BackwardProblem):
         return Launch(empty_backward, (inputs.gamma, tiles, replicas))
-    assert isinstance(plan, ForwardPlan | ResidentForwardPlan), "a forward that exchanges has one of these"
+    assert isinstance(plan, ForwardPlan | ResidentForwardPlan | TransposedForwardPlan), "a forward has one of these"
     rounds, each = (2, 1) if replicas.mode == "two_round" else (1, 3)
     groups = tuple(tuple((shape[0], shape[1] // each) for shape in core[::rounds]) for core in tiles)
     running = inputs.running_mean, inputs.running_var
