@@ -93,6 +93,49 @@ def test_all_to_all_is_a_transpose_of_parts() -> None:
     same(made, [np.concatenate([np.split(x, 4)[rank] for x in xs]) for rank in range(4)])
 
 
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+# Every collective over a group: what it takes, and what it gives the ranks of a group whose shards these are.
+KINDS: dict[str, tuple[Callable[[Any, Any, Any], None], Callable[[list[Array]], list[Array]]]] = {
+    "all_reduce": (lambda s, d, g: ncc.all_reduce(s, d, g, nl.maximum), lambda xs: [np.max(xs, 0)] * len(xs)),
+    "all_gather": (lambda s, d, g: ncc.all_gather(s, d, g, 0), lambda xs: [np.concatenate(xs)] * len(xs)),
+    "reduce_scatter": (
+        lambda s, d, g: ncc.reduce_scatter(s, d, g, 0, nl.minimum),
+        lambda xs: np.split(np.min(xs, 0), len(xs)),
+    ),
+    "all_to_all": (
+        lambda s, d, g: ncc.all_to_all(s, d, g, 0),
+        lambda xs: [np.concatenate([np.split(x, len(xs))[at] for x in xs]) for at in range(len(xs))],
+    ),
+    "implicit": (
+        lambda s, d, g: ncc.collective_permute_implicit([s], [d], g),
+        lambda xs: [xs[at - 1] for at in range(len(xs))],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32, np.uint8], ids=lambda d: d.__name__
+)
+def test_dtypes_and_groups(kind: str, dtype: Any) -> None:
+    collective, wanted = KINDS[kind]
+    xs = [np.random.default_rng(rank).integers(0, 100, (8, 3)).astype(dtype) for rank in range(4)]
+    for group in (ALL, PAIRS):
+        expected: dict[int, Array] = {}
+        for ranks in group.groups:
+            expected |= dict(zip(ranks, wanted([xs[rank] for rank in ranks]), strict=True))
+        made = results(xs, expected[0].shape, lambda s, d, group=group: collective(s, d, group))  # type: ignore[misc]
+        assert made[0].dtype == dtype
+        same(made, [expected[rank] for rank in range(4)])
+
+
+def test_floats_add_in_float32_and_round_once() -> None:
+    """1 + 3/512 is nearer to 1 + 1/128 than to 1 in bfloat16, but each term on its own is lost."""
+    xs = [np.full((2, 2), value, ml_dtypes.bfloat16) for value in (1.0, *[2.0**-9] * 3)]
+    for made in results(xs, (2, 2), lambda s, d: ncc.all_reduce(s, d, ALL, nl.add), nl.sbuf):
+        assert np.all(made.astype(np.float64) == 1 + 2.0**-7)
+
+
 def test_collective_permute() -> None:
     """A ring of three; rank 3 stands in no pair, waits for nobody, and calls it all the same."""
     xs = given((2, 3))
@@ -225,6 +268,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "several tiles": (lambda x: ncc.all_reduce([tile()] * 2, [tile()] * 2, ALL, nl.add), "several only in HBM"),
     "3-D tile": (lambda x: ncc.all_reduce([tile((8, 2, 2))], [tile((8, 2, 2))], ALL, nl.add), "takes 2-D tiles"),
     "numbers": (lambda x: ncc.all_reduce([x], [x, x], ALL, nl.add), "has 1 srcs and 2 dsts"),
+    "no dst": (lambda x: ncc.all_reduce([x], [], ALL, nl.add), "dsts is empty; accepted: one tensor or more"),
     "nothing": (lambda x: ncc.all_reduce([], [], ALL, nl.add), "srcs is empty"),
     "shape": (lambda x: ncc.all_reduce([tile()], [tile((8, 5))], ALL, nl.add), r"must have shape \(8, 4\)"),
     "dtype": (lambda x: ncc.all_reduce([tile()], [tile(dtype=nl.bfloat16)], ALL, nl.add), "dtype of src, float32"),
@@ -269,6 +313,9 @@ def test_wrong_arguments_are_refused(case: str) -> None:
         (lambda x: ncc.all_reduce([x], [x], [[0, 1, 2, 3]], nl.add), "replica_group must be a ReplicaGroup, got list"),
         (lambda x: ncc.all_reduce(x, x, ALL, nl.add), "srcs must be a list of tensors, got NkiTensor"),
         (lambda x: ncc.all_reduce([1], [x], ALL, nl.add), "srcs must be a tensor, got int"),
+        (lambda x: ncc.all_reduce([x], [None], ALL, nl.add), "dsts must be a tensor, got NoneType"),
+        (lambda x: ncc.all_reduce([x], None, ALL, nl.add), "dsts must be a list of tensors, got NoneType"),
+        (lambda x: ncc.all_reduce([x], replica_group=ALL, op=nl.add), "missing 1 required .* 'dsts'"),
         (lambda x: ncc.all_reduce([x], [x], ALL, "add"), "must be an operator of nki.language"),
         (lambda x: ncc.all_gather([x], [x], ALL, "0"), "collective_dim must be an integer"),
     ],
@@ -386,6 +433,28 @@ def test_the_timeline_has_a_track_of_collectives() -> None:
         assert "core 0 collective" in report(timeline)
     with pytest.raises(ValueError, match="topology is 'star'; accepted: 'mesh', 'ring'"):
         model(trace, "trn2", "star")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "permute"])
+def test_every_kind_has_its_time(kind: str) -> None:
+    """All but permutes go R - 1 times round a ring; what counts is what a rank gives."""
+
+    def collective(srcs: Any, dsts: Any) -> None:
+        if kind == "permute":
+            ncc.collective_permute(srcs, dsts, RING)
+        else:
+            KINDS[kind][0](srcs, dsts, ALL)
+
+    shape = {"all_gather": (32, 50), "reduce_scatter": (2, 50)}.get(kind, (8, 50))
+
+    def kernel(x: Any) -> Any:
+        return call(x, shape, collective, nl.shared_hbm)
+
+    trace = run(kernel, (Shaped((8, 50), "float32"),), {}, 1, RunOptions(dry=True, replicas=4)).trace
+    links = load_links("trn2")
+    for topology, hops in (("mesh", 1), ("ring", 1 if kind in ("implicit", "permute") else 3)):
+        (span,) = [span for span in model(trace, "trn2", topology).spans if span.engine == "collective"]
+        assert span.done - span.start == pytest.approx(1e3 * hops * (links.hop + 1600 / links.rate))
 
 
 def test_the_module_is_found_by_its_name() -> None:

@@ -3,141 +3,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from judging import joined, same_bits
+from judging import same_bits
+from single_steps import MOMENTUM, Step, run_and_judge
 
-from nki_bn import batch_norm_bwd, batch_norm_fwd, pair, planner, reference, tolerances
-from nki_bn.comparison import compare
-from nki_bn.execute import simulation
-from nki_bn.problem import Array, BackwardCase, BackwardProblem, ForwardCase, ForwardProblem
-from nki_bn.requests import prepare_backward, prepare_forward
-from nki_bn.simulator import RunOptions
+from nki_bn import batch_norm_bwd, batch_norm_fwd, planner
+from nki_bn.problem import BackwardProblem, ForwardCase, ForwardProblem
+from nki_bn.requests import prepare_forward
 from nki_bn.simulator.timing import model
 from nki_bn.synchronised import MODES, backward_in_one_launch, forward_in_one_launch, launches
 from nki_bn.synchronised.launches import Exchange, backward_plans, dry_trace, forward_plans, meetings
-from nki_bn.verify import arithmetic_of
 
-MOMENTUM = 0.1
 BF16 = ml_dtypes.bfloat16
-
-
-@dataclass(frozen=True)
-class Step:
-    """Shards of a batch of ``sizes`` [n, C, *space], and how they are run. ``relu``: none, mask or recompute."""
-
-    sizes: tuple[int, ...]
-    channels: int = 3
-    space: tuple[int, ...] = (3, 4)
-    dtype: Any = np.float32
-    mode: str = "two_round"
-    lnc: int = 1
-    relu: str = "none"
-    add: bool = False
-    mean: float = 1.0
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """x, dy, residual; gamma, beta, running mean and variance."""
-        rng = np.random.default_rng(len(self.sizes) + self.channels)
-        shape = (sum(self.sizes), self.channels, *self.space)
-        drawn = ((m + s * rng.standard_normal(shape)).astype(self.dtype) for m, s in ((self.mean, 2), (0, 1), (0, 1)))
-        columns = (c + 0.5 * rng.standard_normal(self.channels) for c in (1.0, 0.0, 0.3, 2.0))
-        return (*drawn, *(column.astype(np.float32) for column in columns))
-
-    def cut(self, array: Array) -> list[Array]:
-        """The replicas' parts."""
-        return np.split(array, np.cumsum(self.sizes)[:-1])
-
-    def forwards(self) -> list[ForwardCase]:
-        """The forward of every replica."""
-        x, _, residual, gamma, beta, old_mean, old_var = self.arrays
-        columns = gamma, beta, old_mean, np.abs(old_var), MOMENTUM, 1e-5, True, self.relu != "none"
-        return [
-            ForwardCase(part, *columns, more if self.add else None, save_relu_mask=self.relu == "mask")
-            for part, more in zip(self.cut(x), self.cut(residual), strict=True)
-        ]
-
-    def backwards(self, made: Sequence[Any]) -> list[BackwardCase]:
-        """The backward of every replica, on what the forward made."""
-        dy = self.cut(self.arrays[1])
-        return [
-            pair.backward_case(case, part, one.mean, one.var, one.relu_mask)
-            for case, part, one in zip(self.forwards(), dy, made, strict=True)
-        ]
-
-    def arithmetic(self, numerics: str = "trn2") -> tolerances.Arithmetic:
-        """How the plans of the replicas round."""
-        options = RunOptions(numerics=numerics)
-        forwards = [prepare_forward(case, self.lnc, part=True).problem for case in self.forwards()]
-        plans = forward_plans(forwards, Exchange(tuple(problem.count for problem in forwards), self.mode))
-        narrow = any(arithmetic_of(*both, options).narrow for both in zip(forwards, plans, strict=True))
-        nothing = [replace_statistics(self, case) for case in self.forwards()]
-        backs = [prepare_backward(case, lnc=self.lnc).problem for case in nothing]
-        second = backward_plans(backs, Exchange(tuple(problem.count for problem in backs), self.mode))
-        rounding = [arithmetic_of(*both, options) for both in zip(backs, second, strict=True)]
-        return replace(
-            rounding[0],
-            narrow=narrow,
-            staged=any(one.staged for one in rounding),
-            tensor=any(one.tensor for one in rounding),
-            replicas=len(self.sizes),
-        )
-
-
-def replace_statistics(step: Step, case: ForwardCase) -> BackwardCase:
-    columns = np.ones(step.channels, np.float32)
-    mask = np.zeros(case.x.shape, np.uint8) if step.relu == "mask" else None
-    return pair.backward_case(case, case.x, columns, columns, mask)
-
-
-def run_and_judge(step: Step, numerics: str = "trn2") -> None:
-    """Everything that a step makes, against torch's float64 autograd of the global batch."""
-    with simulation(RunOptions(numerics=numerics)):
-        made = forward_in_one_launch(step.forwards(), step.mode, step.lnc)
-        back = backward_in_one_launch(step.backwards(made), lnc=step.lnc)
-    x, dy, residual, gamma, beta, old_mean, old_var = step.arrays
-    sums = (np.sum([one[at] for one in back], axis=0, dtype=np.float64).astype(np.float32) for at in (1, 2))
-    outputs = joined([one.y for one in made]), joined([one[0] for one in back]), *sums
-    case = ForwardCase(x, gamma, beta, fuse_relu=step.relu != "none", residual=residual if step.add else None)
-    arithmetic = step.arithmetic(numerics)
-    rows = [*pair.judge_pair(case, dy, outputs, arithmetic), *judged_statistics(step, made, arithmetic)]
-    assert len(rows) == 8 and all(row.ok for row in rows), rows
-
-
-def judged_statistics(step: Step, made: Sequence[Any], arithmetic: tolerances.Arithmetic) -> list[Any]:
-    """Mean, variance and running statistics: the same bits on all replicas, and those of the global batch."""
-    x, *_, old_mean, old_var = step.arrays
-    names = ("mean", "var", "running_mean", "running_var")
-    for one in made[1:]:
-        for name in names:
-            same_bits(getattr(one, name), getattr(made[0], name))
-    mean, var = reference.statistics(x)
-    allowed = tolerances.statistics(x, mean, var, arithmetic)
-    total = x.size // x.shape[1]
-    rows = [compare("mean", made[0].mean, mean, allowed["mean"]), compare("var", made[0].var, var, allowed["var"])]
-    moves = (("mean", old_mean, mean, 1.0), ("var", np.abs(old_var), var, total / (total - 1)))
-    for name, old, batch, factor in moves:
-        wanted = (1 - MOMENTUM) * old.astype(np.float64) + MOMENTUM * factor * batch
-        terms = (1 - MOMENTUM) * np.abs(old) + MOMENTUM * factor * np.abs(batch)
-        error = MOMENTUM * factor * allowed[name].error + tolerances.RUNNING * terms
-        rows.append(
-            compare(f"running_{name}", getattr(made[0], f"running_{name}"), wanted, tolerances.everywhere(error))
-        )
-    return rows
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("sizes", "lnc"), [((2, 2), 1), ((1, 3, 2), 2), ((3, 0, 1, 2), 1), ((3, 0, 1, 2), 2), ((2, 2, 2, 2), 1)], ids=str
+    ("sizes", "lnc"),
+    [
+        ((2, 2), 1),
+        ((1, 3, 2), 2),
+        ((3, 0, 1, 2), 1),
+        ((3, 0, 1, 2), 2),
+        ((2, 2, 2, 2), 1),
+        ((1,) * 8, 2),
+        ((2, 1, 0, 3, 1, 1, 2, 1), 1),
+    ],
+    ids=str,
 )
 def test_a_step_is_that_of_the_global_batch(sizes: tuple[int, ...], lnc: int, mode: str) -> None:
     run_and_judge(Step(sizes, mode=mode, lnc=lnc))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mean", "lnc"), [(2e3, 1), (2e6, 1), (2e6, 2)])
+def test_means_of_many_deviations(mean: float, lnc: int, mode: str) -> None:
+    """A thousand deviations, and a million."""
+    run_and_judge(Step((3, 0, 1, 2), 3, (6, 7), mode=mode, lnc=lnc, mean=mean))
 
 
 CASES = {
@@ -280,6 +187,14 @@ def test_the_number_of_collectives(mode: str, forward: int, lnc: int) -> None:
         # Two sums of every channel, as rows of channels or as a column of them.
         assert all(2 in shape for shape in core)
         assert sum(shape[0] * shape[1] // 2 for shape in core) == 6 // lnc
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 9, 9), (64, 6)])
+def test_gradients_of_parameters_take_no_collective(shape: tuple[int, ...]) -> None:
+    problem = BackwardProblem(shape, "float32", need=("dgamma", "dbeta"))
+    for candidate in planner.candidates(problem):
+        trace = dry_trace(problem, candidate.plan, "two_round", 4)
+        assert not [record for record in trace if record.engine == "collective"]
 
 
 def test_elements_move_once() -> None:
