@@ -6,6 +6,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from nki_bn.hardware import Positive, load_target, parameters_of
 
@@ -47,10 +48,19 @@ def load_links(target: str) -> Links:
         TypeError, ValueError: the target is unknown, there are none for it, or its file is malformed.
     """
     known = load_target(target).name
-    folder = resources.files("nki_bn.configs").joinpath("collectives")
-    files = {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name.endswith(".toml")}
+    files = _files()
     if known not in files:
-        raise ValueError(f"target is {target!r}; accepted with replicas: {', '.join(sorted(files))}")
+        raise ValueError(f"target is {target!r}; accepted with replicas: {', '.join(linked_targets())}")
     text = files[known].read_text(encoding="utf-8")
     found: _Parameters = parameters_of(files[known].name, tomllib.loads(text), _Parameters)
     return Links(found.hop, found.rate * _NS_PER_US)
+
+
+def linked_targets() -> tuple[str, ...]:
+    """The targets that have parameters."""
+    return tuple(sorted(_files()))
+
+
+def _files() -> dict[str, Any]:
+    folder = resources.files("nki_bn.configs").joinpath("collectives")
+    return {file.name.removesuffix(".toml"): file for file in folder.iterdir() if file.name.endswith(".toml")}

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from judging import same_bits
-from single_steps import MOMENTUM, Step, run_and_judge
+from single_steps import MOMENTUM, Step, judged_statistics, run_and_judge
 
 from nki_bn import batch_norm_bwd, batch_norm_fwd, planner
+from nki_bn.links import MESH, RING, TOPOLOGIES
 from nki_bn.problem import BackwardProblem, ForwardCase, ForwardProblem
 from nki_bn.requests import prepare_forward
 from nki_bn.simulator.timing import model
@@ -125,6 +126,31 @@ def test_groups_exchange_together(
     met = meetings(problem, plan, mode, 3)[0]
     assert [shape[1] // each for shape in met[::rounds]] == list(together)
     run_and_judge(step)
+
+
+@pytest.mark.parametrize(
+    "problem", [ForwardProblem((16, 256, 28, 28), "bfloat16"), BackwardProblem((16, 256, 28, 28), "bfloat16")]
+)
+def test_where_collectives_take_longer_there_are_fewer(problem: Any) -> None:
+    """Round a ring of 16 each takes 15 hops: larger groups, or several together, though the rest takes longer."""
+    found = {}
+    for topology in TOPOLOGIES:
+        exchange = Exchange((problem.count,) * 16, "two_round", topology)
+        found[topology] = (forward_plans if isinstance(problem, ForwardProblem) else backward_plans)(
+            [problem] * 16, exchange
+        )[0]
+    mesh, ring = (found[topology] for topology in (MESH, RING))
+    counts = [len(meetings(problem, plan, "two_round", 16)[0]) for plan in (mesh, ring)]
+    assert counts[1] < counts[0]
+    over_mesh, over_ring = (launches.modelled(problem, plan, "two_round", 16) for plan in (mesh, ring))
+    assert over_mesh[MESH] < over_ring[MESH] and over_ring[RING] < over_mesh[RING]
+
+
+def test_targets_without_links_take_the_plan_without_its_collectives() -> None:
+    step = Step((2, 2), 3)
+    made = forward_in_one_launch(step.forwards(), "two_round", 1, "trn3")
+    rows = judged_statistics(step, made, step.arithmetic())
+    assert len(rows) == 4 and all(row.ok for row in rows), rows
 
 
 def test_plans_let_groups_exchange_together_where_that_is_faster() -> None:

@@ -21,7 +21,7 @@ from nki_bn.links import TOPOLOGIES, load_links
 from nki_bn.problem import BackwardProblem, ForwardProblem
 from nki_bn.simulator import RunOptions, Shaped, run
 from nki_bn.simulator.timing import model
-from nki_bn.synchronised.launches import Exchange, backward_plans, dry_trace, forward_plans
+from nki_bn.synchronised.launches import Exchange, backward_plans, forward_plans, modelled
 
 _NS_PER_US = 1e3
 _BYTES = 4
@@ -102,10 +102,12 @@ def layer_cost(case: Case, replicas: int, mode: str) -> Cost:
 
 def single_us(forward: ForwardProblem, backward: BackwardProblem, replicas: int, mode: str) -> tuple[float, float]:
     """us of both directions with collectives inside the launches, as a mesh and as a ring, where shards are equal."""
-    exchange = Exchange((forward.count,) * replicas, mode)
-    plans = ((forward, forward_plans([forward], exchange)[0]), (backward, backward_plans([backward], exchange)[0]))
-    traces = [dry_trace(problem, plan, mode, replicas) for problem, plan in plans]
-    mesh, ring = (sum(model(trace, forward.target, way).total for trace in traces) for way in TOPOLOGIES)
+    found = []
+    for way in TOPOLOGIES:
+        exchange = Exchange((forward.count,) * replicas, mode, way)
+        plans = (forward, forward_plans([forward], exchange)[0]), (backward, backward_plans([backward], exchange)[0])
+        found.append(sum(modelled(problem, plan, mode, replicas)[way] for problem, plan in plans))
+    mesh, ring = found
     return mesh / _NS_PER_US, ring / _NS_PER_US
 
 

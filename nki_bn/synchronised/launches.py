@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from nki_bn import execute
@@ -19,13 +20,16 @@ from nki_bn.kernels.plan import (
     Buffer,
     ForwardPlan,
     ResidentForwardPlan,
+    ResidentPlan,
     TransposedForwardPlan,
     TransposedPlan,
     total_bytes,
 )
 from nki_bn.kernels.resident_fwd_plan import forward_steps
 from nki_bn.kernels.resident_geometry import extent_of_core
-from nki_bn.kernels.sizing import ceil_div
+from nki_bn.kernels.sizing import PARTITIONS, ceil_div
+from nki_bn.kernels.transposed_layout import block_size
+from nki_bn.links import MESH, RING, TOPOLOGIES, linked_targets, load_links
 from nki_bn.planner import candidates, exchanging_candidates
 from nki_bn.predict import Candidate, Plan
 from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
@@ -35,9 +39,11 @@ from nki_bn.simulator.trace import Trace
 
 # Bytes of a triple (n, mean, M2) in float32, and of the scratch of an exchange of one group.
 _TRIPLE, _LEAST = 12, 16
-# Numbers of groups that may exchange together, and how much slower than the best a strategy may be to be modelled.
+# Numbers of groups that may exchange together, and how many of the plans that an estimate likes best are modelled.
 _TOGETHER = (1, 2, 4, 8, 16, 32)
-_NEAR = 1.25
+_MODELLED = 3
+# ns of the turn of a group beside its collectives, in that estimate.
+_TURN = 4e3
 
 # For each core the shapes of the tiles that are exchanged, in order.
 Meetings = tuple[tuple[tuple[int, ...], ...], ...]
@@ -45,10 +51,14 @@ Meetings = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Replicas and how they exchange moments: values per channel of each, and "two_round" or "one_round"."""
+    """Replicas and how they exchange moments: values per channel of each, and "two_round" or "one_round".
+
+    Plans are chosen as if collectives went over a "mesh" or a "ring" (see ``nki_bn.links``).
+    """
 
     counts: tuple[int, ...]
     mode: str
+    topology: str = MESH
 
     @property
     def triples(self) -> int:
@@ -139,18 +149,56 @@ def _exchanging(plan: Any, triples: int, together: int) -> Any:
 
 
 def _fastest(problem: Problem, found: Sequence[Candidate], exchange: Exchange) -> Plan:
-    """The plan that is modelled as fastest with its collectives, of the best of each strategy.
+    """The plan that is modelled as fastest with its collectives; for targets without links the first one found."""
+    if problem.target not in linked_targets():
+        return found[0].plan
+    choices: dict[tuple[Any, ...], tuple[float, Plan]] = {}
+    for one in found:
+        for plan in _groupings(problem, one.plan, exchange):
+            kind = plan.strategy, plan.split, _groups(plan), _together(plan)
+            choices.setdefault(kind, (_estimated(problem, one.prediction.ns, plan, exchange), plan))
+    plans = [plan for _, plan in sorted(choices.values(), key=itemgetter(0))[:_MODELLED]]
+    return min(plans, key=lambda plan: modelled(problem, plan, exchange.mode, len(exchange.counts))[exchange.topology])
 
-    Strategies that take more than ``_NEAR`` times as long as the best without them are left out.
-    """
-    near = [one for one in found if one.prediction.ns <= _NEAR * found[0].prediction.ns]
-    best = {one.plan.strategy: one.plan for one in reversed(near)}
-    plans = [plan for one in best.values() for plan in _groupings(problem, one, exchange)]
 
-    def modelled(plan: Plan) -> float:
-        return model(dry_trace(problem, plan, exchange.mode, len(exchange.counts)), problem.target).total
+def _estimated(problem: Problem, ns: float, plan: Plan, exchange: Exchange) -> float:
+    """ns of a plan that takes ``ns`` without its collectives: they follow each other, as turns of groups do."""
+    links, size = load_links(problem.target), len(exchange.counts)
+    hop = 1e3 * (links.ring(0, size) if exchange.topology == RING else links.mesh(0))
+    rounds = 2 if isinstance(problem, ForwardProblem) and exchange.mode == "two_round" else 1
+    groups = _groups(plan)
+    batches = ceil_div(groups, _together(plan))
+    # The last ones have nothing to wait beside; what they exchange for is done after them.
+    last = rounds * hop + ns / 2 * (1 / batches - 1 / groups)
+    estimate: float = max(ns, batches * (rounds * hop + _TURN)) + last
+    return estimate
 
-    return plans[0] if len(plans) == 1 else min(plans, key=modelled)
+
+@lru_cache(1024)
+def modelled(problem: Problem, plan: Plan, mode: str, replicas: int) -> dict[str, float]:
+    """ns of a plan with its collectives, over every topology."""
+    trace = dry_trace(problem, plan, mode, replicas)
+    return {topology: float(model(trace, problem.target, topology).total) for topology in TOPOLOGIES}
+
+
+def _groups(plan: Plan) -> int:
+    """Groups of channels that core 0 has."""
+    if isinstance(plan, ResidentForwardPlan):
+        group = plan.group_channels
+    elif isinstance(plan, ResidentPlan):
+        group = plan.set_channels * plan.group_sets
+    elif isinstance(plan, TransposedPlan | TransposedForwardPlan):
+        group = block_size(plan.shape, plan.split, plan.cores) * plan.group_blocks
+    else:
+        group = PARTITIONS // plan.bands
+    groups: int = ceil_div(extent_of_core(plan.shape, plan.split, 0, plan.cores).channels, group)
+    return groups
+
+
+def _together(plan: Plan) -> int:
+    """Groups that exchange together."""
+    columns = [buffer.columns for buffer in plan.buffers if buffer.name == "merged"]
+    return int(columns[0]) // 2 if columns else 1
 
 
 def _groupings(problem: Problem, plan: Plan, exchange: Exchange) -> list[Plan]:
