@@ -12,7 +12,7 @@ import pytest
 from judging import same_bits
 from single_steps import MOMENTUM, Step, judged_statistics, run_and_judge
 
-from nki_bn import batch_norm_bwd, batch_norm_fwd, planner
+from nki_bn import batch_norm_bwd, batch_norm_fwd, pair, planner
 from nki_bn.links import MESH, RING, TOPOLOGIES
 from nki_bn.problem import BackwardProblem, ForwardCase, ForwardProblem
 from nki_bn.requests import prepare_forward
@@ -221,6 +221,23 @@ def test_gradients_of_parameters_take_no_collective(shape: tuple[int, ...]) -> N
     for candidate in planner.candidates(problem):
         trace = dry_trace(problem, candidate.plan, "two_round", 4)
         assert not [record for record in trace if record.engine == "collective"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("mode", "space"), [("two_round", (6, 7)), ("one_round", (6, 7)), ("one_round", ())])
+def test_what_is_not_finite_stays_in_its_channel(mode: str, space: tuple[int, ...], value: float) -> None:
+    """In bands, and in short rows: on every replica, as the statistics are those of all."""
+    step = Step((3, 2), 5, space, mode=mode)
+    forwards = step.forwards()
+    forwards[1].x[1, 2] = value
+    made = forward_in_one_launch(forwards, mode, 1)
+    shards = zip(forwards, step.cut(step.arrays[1]), made, strict=True)
+    cases = [pair.backward_case(case, dy, one.mean, one.var, None) for case, dy, one in shards]
+    for one, back in zip(made, backward_in_one_launch(cases, lnc=1), strict=True):
+        for elements in (one.y, back[0]):
+            assert elements is not None
+            by_channel = np.isfinite(elements).all(axis=(0, *range(2, elements.ndim)))
+            assert by_channel.tolist() == [True, True, False, True, True]
 
 
 def test_elements_move_once() -> None:
