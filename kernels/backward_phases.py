@@ -7,12 +7,14 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.backward_tensors import BackwardTensors, needs_products, needs_sums
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products, needs_sums
 from nki_bn.kernels.column_blocks import Block, block_of, load_block, set_columns, start_block
 from nki_bn.kernels.columns import (
     HI,
+    LOCAL,
     MINUS_HI,
     OFFSET,
+    RECEIVED,
     SCALE,
     SLOPE,
     SUMS,
@@ -21,10 +23,12 @@ from nki_bn.kernels.columns import (
     combine_bands,
     exchange_sums,
     gamma_gradient,
+    repeat_in_bands,
     split_mean,
 )
 from nki_bn.kernels.elementwise import recompute_mask
 from nki_bn.kernels.plan import BackwardPlan, allocate
+from nki_bn.kernels.replicas import Replicas, add_over_replicas
 from nki_bn.kernels.sizing import BLOCK_TILES, CHUNK_COLUMNS
 from nki_bn.kernels.sums import add_columns, close_group, partial_at, total_of
 from nki_bn.kernels.tiling import (
@@ -236,8 +240,8 @@ def sum_product(work: BackwardWork, group: ChannelTile, dy: nl.NkiTensor, x: nl.
     close_group(group.partials[1], group.totals[1], chunk + 1)
 
 
-def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int) -> None:
-    """The sums over all partials, bands and cores, and dgamma."""
+def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int, replicas: Replicas | None) -> None:
+    """The sums over all partials, bands, cores and replicas, and dgamma."""
     plan = work.plan
     columns = group.columns
     total_of(column(columns, SUMS), group.partials[0], group.totals[0], chunks)
@@ -248,8 +252,20 @@ def finish_sums(work: BackwardWork, group: ChannelTile, chunks: int) -> None:
     combine_bands(columns, group.place.channels, plan.bands)
     if plan.split == "batch" or plan.split == "spatial":
         exchange_sums(columns)
+    if replicas != None and needs_input_sums(plan):
+        synchronise_sums(replicas, columns, group.place.channels, plan.bands)
     if needs_products(plan):
         gamma_gradient(columns)
+
+
+def synchronise_sums(replicas: Replicas, columns: nl.NkiTensor, channels: int, bands: int) -> None:
+    """Keep the sums of this replica, and put those of all in their place."""
+    sums = columns[:, SUMS : SUMS + 2, 0]
+    received = columns[0:channels, RECEIVED : RECEIVED + 2, 0]
+    nisa.tensor_copy(dst=columns[:, LOCAL : LOCAL + 2, 0], src=sums)
+    add_over_replicas(replicas, sums[0:channels, :], received)
+    nisa.tensor_copy(dst=sums[0:channels, :], src=received)
+    repeat_in_bands(sums, channels, bands)
 
 
 def staged_store(work: BackwardWork, group: ChannelTile, tile: Tile, at: int, staged_hbm: Any) -> None:

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 import nki.language as nl
 
 from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
+from nki_bn.kernels.replicas import Replicas
 
 
 @dataclass(frozen=True)
 class BackwardTensors(nl.NKIObject):
-    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none."""
+    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none.
+
+    ``replicas`` are those that share the batch; None alone.
+    """
 
     dy: nl.NkiTensor
     x: nl.NkiTensor
@@ -24,6 +28,7 @@ class BackwardTensors(nl.NKIObject):
     dgamma: nl.NkiTensor
     dbeta: nl.NkiTensor
     dresidual: nl.NkiTensor
+    replicas: Replicas | None = None
 
 
 def needs_input_sums(plan: BackwardPlan | ResidentPlan | TransposedPlan) -> bool:

@@ -8,6 +8,7 @@ import nki.language as nl
 
 from nki_bn.kernels.backward_tensors import BackwardTensors
 from nki_bn.kernels.plan import BackwardPlan, ResidentPlan, TransposedPlan
+from nki_bn.kernels.replicas import Replicas, check_replicas, total_of
 from nki_bn.kernels.resident_bwd import resident_gradients
 from nki_bn.kernels.sizing import staged_plan
 from nki_bn.kernels.staged_bwd import staged_gradients
@@ -28,6 +29,7 @@ def batch_norm_bwd(
     relu_mask: nl.NkiTensor | None = None,
     plan: BackwardPlan | ResidentPlan | TransposedPlan | None = None,
     residual: nl.NkiTensor | None = None,
+    replicas: Replicas | None = None,
 ) -> Any:
     """Gradients of batch norm, optionally through a fused ReLU.
 
@@ -45,6 +47,8 @@ def batch_norm_bwd(
         relu_mask: [B, C, D, H, W] uint8, 1 where the ReLU let through; None recomputes it.
         plan: a BackwardPlan; None sizes the kernel by the largest that fits.
         residual: as dy; what the forward added before the ReLU, read only when the mask is recomputed.
+        replicas: those that share the batch, of which the tensors are this one's part, and the statistics those of all.
+            dx is then that of the whole batch; dgamma and dbeta are this replica's own sums.
 
     Returns:
         dx (dtype of dy), dgamma and dbeta [C, 1] float32, in shared HBM, and the gradient of the residual (dtype of
@@ -79,8 +83,10 @@ def batch_norm_bwd(
         dgamma,
         dbeta,
         flattened(dresidual, flat),
+        replicas,
     )
-    count = batch * depth * height * width
+    check_replicas(replicas, batch * depth * height * width, plan.training)
+    count = total_of(replicas, batch * depth * height * width)
     if plan.strategy == "resident" or plan.strategy == "reread":
         resident_gradients(tensors, flat, plan, eps, count)
     elif plan.strategy == "transposed":

@@ -30,6 +30,7 @@ from nki_bn.kernels.forward_phases import (
     writes_columns,
 )
 from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan, TransposedForwardPlan
+from nki_bn.kernels.replicas import Replicas, check_replicas, total_of
 from nki_bn.kernels.resident_fwd import normalise_groups
 from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import two_read_plan
@@ -51,6 +52,7 @@ def batch_norm_fwd(
     eps: float = 1e-5,
     fuse_relu: bool = False,
     plan: ForwardPlan | ResidentForwardPlan | TransposedForwardPlan | None = None,
+    replicas: Replicas | None = None,
 ) -> Any:
     """Normalise, scale and shift; add a residual and apply a ReLU if asked.
 
@@ -69,6 +71,7 @@ def batch_norm_fwd(
         eps: added to the variance.
         fuse_relu: a ReLU follows.
         plan: how to do it; None sizes the kernel by the largest of strategy two_read that fits.
+        replicas: those that share the batch, of which x_in is this one's part; with them a plan is needed.
 
     Returns:
         y (dtype of x), mean and variance [C] float32, new running mean and variance [C] float32, relu mask (uint8, 1
@@ -91,7 +94,9 @@ def batch_norm_fwd(
     assert plan.training == training, f"the plan is made for training={plan.training}, the arguments say {training}"
     assert plan.relu == fuse_relu, f"the plan is made for relu={plan.relu}, the arguments say {fuse_relu}"
     tracked = training and running_mean != None
-    assert not tracked or batch * depth * height * width > 1, "running_var needs more than one value per channel"
+    count = batch * depth * height * width
+    check_replicas(replicas, count, training)
+    assert not tracked or total_of(replicas, count) > 1, "running_var needs more than one value per channel"
     y = output(plan.need_y, x_in.shape, x_in.dtype, "y")
     mask = output(plan.need_mask, x_in.shape, nl.uint8, "relu_mask")
     mean_out = output(training, (channels,), nl.float32, "mean")
@@ -113,6 +118,7 @@ def batch_norm_fwd(
         var_out,
         running_mean_out,
         running_var_out,
+        replicas,
     )
     if plan.strategy == "transposed":
         transposed_forward(tensors, plan, momentum, eps)

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
-from nki_bn.kernels.backward_tensors import BackwardTensors
+from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_products
 from nki_bn.kernels.columns import (
     BETA,
     DGAMMA,
     GAMMA,
+    LOCAL,
     MEAN,
     ROOT_STEPS,
     SUMS,
     VAR,
+    gamma_gradient,
     load_column,
     root_step,
     scale_and_shift,
@@ -95,11 +97,17 @@ def shares_channels(plan: BackwardPlan | ResidentPlan | TransposedPlan | Residen
 
 
 def store_block(tensors: BackwardTensors, plan: BackwardPlan | ResidentPlan | TransposedPlan, block: Block) -> None:
-    """dbeta and dgamma of all sets of a block to HBM, one DMA each."""
+    """dbeta and dgamma of all sets of a block to HBM, one DMA each: this replica's own where there are several."""
     if shares_channels(plan) and nl.program_id(0) != 0:
         return
     aside = plan.strategy != "staged"
+    sums = SUMS
+    if tensors.replicas != None and needs_input_sums(plan):
+        # The coefficients of dx have been made of the sums of all replicas.
+        sums = LOCAL
+        if needs_products(plan):
+            gamma_gradient(block.columns, LOCAL)
     if plan.need_dbeta:
-        store_column(tensors.dbeta, block.columns, SUMS, block.channel, block.channels, block.sets, aside)
+        store_column(tensors.dbeta, block.columns, sums, block.channel, block.channels, block.sets, aside)
     if plan.need_dgamma:
         store_column(tensors.dgamma, block.columns, DGAMMA, block.channel, block.channels, block.sets, aside)

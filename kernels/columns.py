@@ -33,6 +33,7 @@ RATIO_LO = 24
 FACTOR = 25
 OLD_MEAN = 26
 OLD_VAR = 27
+LOCAL = 26  # two columns of a backward: the replica's own sums
 SLOPE_SHARE = 28
 COLUMN_COUNT = 29
 
@@ -176,8 +177,13 @@ def combine_bands(columns: nl.NkiTensor, channels: int, bands: int) -> None:
         rows = nl.ds(band * channels, channels)
         nisa.tensor_copy(dst=moved[0:channels, :], src=sums[rows, :])
         nisa.tensor_tensor(dst=sums[0:channels, :], data1=sums[0:channels, :], data2=moved[0:channels, :], op=nl.add)
+    repeat_in_bands(sums, channels, bands)
+
+
+def repeat_in_bands(columns: nl.NkiTensor, channels: int, bands: int) -> None:
+    """Give every band the columns (P, K) of the first one."""
     for band in range(1, bands):
-        nisa.tensor_copy(dst=sums[nl.ds(band * channels, channels), :], src=sums[0:channels, :])
+        nisa.tensor_copy(dst=columns[nl.ds(band * channels, channels), :], src=columns[0:channels, :])
 
 
 def exchange_sums(columns: nl.NkiTensor) -> None:
@@ -189,12 +195,11 @@ def exchange_sums(columns: nl.NkiTensor) -> None:
     nisa.tensor_tensor(dst=sums, data1=sums, data2=received, op=nl.add)
 
 
-def gamma_gradient(columns: nl.NkiTensor) -> None:
-    """dgamma = rstd*(sum dy'*(x - hi) - lo*sum dy')."""
-    dgamma = column(columns, DGAMMA)
-    nisa.tensor_tensor(dst=dgamma, data1=column(columns, LO), data2=column(columns, SUMS), op=nl.multiply)
-    nisa.tensor_tensor(dst=dgamma, data1=column(columns, SUMS + 1), data2=dgamma, op=nl.subtract)
-    nisa.tensor_tensor(dst=dgamma, data1=dgamma, data2=column(columns, RSTD), op=nl.multiply)
+def gamma_gradient(columns: nl.NkiTensor, sums: int = SUMS) -> None:
+    """dgamma = rstd*(sum dy'*(x - hi) - lo*sum dy'), of the two columns from ``sums`` on."""
+    product_of(columns, DGAMMA, LO, sums)
+    difference_of(columns, DGAMMA, sums + 1, DGAMMA)
+    product_of(columns, DGAMMA, DGAMMA, RSTD)
 
 
 def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:

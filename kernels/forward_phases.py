@@ -14,12 +14,14 @@ from nki_bn.kernels.columns import (
     column_tile,
     load_column,
     reciprocal_root,
+    repeat_in_bands,
     scale_and_shift,
     split_mean,
 )
 from nki_bn.kernels.elementwise import pre_activation, rectify
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
 from nki_bn.kernels.plan import ForwardPlan, ResidentForwardPlan, TransposedForwardPlan, allocate
+from nki_bn.kernels.replicas import Replicas, exchange_at_once
 from nki_bn.kernels.sizing import CHUNK_COLUMNS
 from nki_bn.kernels.tiling import (
     Chunk,
@@ -39,7 +41,10 @@ from nki_bn.kernels.tiling import (
 
 @dataclass(frozen=True)
 class ForwardTensors(nl.NKIObject):
-    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none."""
+    """Tensors of a launch in HBM: elements as [B, C, S], columns as they came; None where there is none.
+
+    ``replicas`` are those that share the batch; None alone.
+    """
 
     x: nl.NkiTensor
     gamma: nl.NkiTensor
@@ -55,6 +60,7 @@ class ForwardTensors(nl.NKIObject):
     var_out: nl.NkiTensor
     running_mean_out: nl.NkiTensor
     running_var_out: nl.NkiTensor
+    replicas: Replicas | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,12 @@ def allocate_work(flat: tuple[int, int, int], plan: ForwardPlan) -> ForwardWork:
 
 @dataclass(frozen=True)
 class Moments(nl.NKIObject):
-    """Results of bn_stats, their groups, and the parts of bands or cores, each as triples or pairs of triples."""
+    """Results of bn_stats, their groups, the parts of bands, cores or replicas, each as triples or pairs of triples."""
 
     pieces: list[nl.NkiTensor]
     groups: list[nl.NkiTensor]
     parts: list[nl.NkiTensor]
+    gathered: list[nl.NkiTensor]
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ def start_channel_tile(tensors: ForwardTensors, work: ForwardWork, index: int) -
         allocate(plan.buffers, "pieces", place.partitions),
         allocate(plan.buffers, "groups", place.partitions),
         allocate(plan.buffers, "parts", place.partitions),
+        allocate(plan.buffers, "gathered", place.channels),
     )
     return ChannelTile(place, columns, flag, moments)
 
@@ -143,6 +151,28 @@ def make_statistics(tensors: ForwardTensors, work: ForwardWork, group: ChannelTi
     finish_moments(group.columns, groups, parts, piece, place.channels, plan.bands, columns_of_band)
     if plan.split == "batch" or plan.split == "spatial":
         exchange_moments(group.columns[:, MEAN : VAR + 1, 0], parts, values_per_core(tensors, plan.split))
+    if tensors.replicas != None:
+        synchronise(tensors.replicas, group, plan.bands)
+
+
+def synchronise(replicas: Replicas, group: ChannelTile, bands: int) -> None:
+    """Mean and variance columns of this replica become those of all."""
+    moments = group.columns[:, MEAN : VAR + 1, 0]
+    channels = group.place.channels
+    gathered = None
+    if replicas.mode == "one_round":
+        gathered = group.moments.gathered[0]
+    own = group.columns[0:channels, MEAN : VAR + 1, :]
+    exchange_at_once(replicas, own, group.moments.parts[0][0:channels, 0:4], gathered)
+    repeat_in_bands(moments, channels, bands)
+
+
+def values_per_channel(tensors: ForwardTensors) -> int:
+    """Of the batch: with replicas more than the tensors have."""
+    if tensors.replicas != None:
+        return tensors.replicas.total
+    batch, channels, spatial = tensors.x.shape
+    return batch * spatial
 
 
 def values_per_core(tensors: ForwardTensors, split: str) -> tuple[int, int]:

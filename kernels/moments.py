@@ -8,7 +8,7 @@ pieces, bands of partitions, cores.
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_bn.kernels.columns import MEAN, VAR
+from nki_bn.kernels.columns import MEAN, VAR, repeat_in_bands
 from nki_bn.kernels.sizing import GROUP_PIECES, ceil_div
 
 
@@ -55,8 +55,7 @@ def finish_moments(
         )
     result = columns[:, MEAN : VAR + 1, 0]
     nisa.bn_aggr(dst=result[0:channels, :], data=parts[0:channels, 0 : 3 * bands])
-    for band in range(1, bands):
-        nisa.tensor_copy(dst=result[nl.ds(band * channels, channels), :], src=result[0:channels, :])
+    repeat_in_bands(result, channels, bands)
 
 
 def exchange_moments(moments: nl.NkiTensor, parts: nl.NkiTensor, counts: tuple[int, int]) -> None:

@@ -26,6 +26,7 @@ import nki.language as nl
 from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, needs_sums
 from nki_bn.kernels.column_blocks import block_of, set_columns, store_block
 from nki_bn.kernels.plan import ResidentPlan
+from nki_bn.kernels.replicas import Replicas
 from nki_bn.kernels.resident_geometry import Step, extent_of_core
 from nki_bn.kernels.resident_layout import plan_steps
 from nki_bn.kernels.resident_stages import (
@@ -57,7 +58,15 @@ from nki_bn.kernels.resident_stages import (
     sum_gradient,
     sum_product,
 )
-from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, turn_pace, turn_step, turn_steps, turns_rows
+from nki_bn.kernels.resident_turn import (
+    Turn,
+    combines_by_tensor,
+    replicas_of,
+    turn_pace,
+    turn_step,
+    turn_steps,
+    turns_rows,
+)
 from nki_bn.kernels.sizing import ceil_div
 
 
@@ -76,6 +85,7 @@ class Progress(nl.NKIObject):
     eps: float
     count: int
     filled: list[Filled]
+    replicas: Replicas | None
     column_pace: int = 1
     derived: int = 0
     emptied: int = 0
@@ -102,7 +112,7 @@ def resident_gradients(
     steps = plan_steps(plan, extent)
     visits = visits_of(steps, plan)
     work = allocate_work(extent, plan, visits, jobs_of(visits))
-    done = Progress(eps, count, [])
+    done = Progress(eps, count, [], replicas_of(tensors, plan))
     if len(visits) > 0:
         load_ahead(tensors, work, done, 0)
     load_columns(tensors, work)
@@ -345,7 +355,7 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
         chances = done.ready - done.combined
         if work.plan.folded:
             done.hold = 0
-    done.pace = turn_pace(work.plan, turns_rows(work.plan, block), chances)
+    done.pace = turn_pace(work.plan, turns_rows(work.plan, block), chances, done.replicas)
 
 
 def take_turn_steps(work: ResidentWork, done: Progress) -> None:
@@ -369,9 +379,9 @@ def take_turn_steps(work: ResidentWork, done: Progress) -> None:
 def take_turn_step(work: ResidentWork, done: Progress) -> None:
     """The next step of the turn under way, if there is one."""
     if done.turn != None:
-        turn_step(work.plan, done.turn, work.turn, work.tensor, done.turned)
+        turn_step(work.plan, done.turn, work.turn, work.tensor, done.replicas, done.turned)
         done.turned += 1
-        if done.turned == turn_steps(work.plan):
+        if done.turned == turn_steps(work.plan, done.replicas):
             done.turn = None
 
 

@@ -31,6 +31,7 @@ from nki_bn.kernels.resident_moments import (
     Turn,
     TurnTiles,
     blocks_of,
+    ends_batch,
     is_narrow,
     load_parameters,
     moment_steps,
@@ -264,12 +265,13 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
     block = block_of(ring.blocks, done.turning)
     pieces = ring.pieces[done.turning % 2][0 : block.lanes, 0 : 6 * done.turn_pieces]
     turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), ring.turn, ring.eps, done.turn)
-    if done.turn >= moment_steps(ring.plan, block) + MINUS_HI_STEP:
+    if done.turn >= moment_steps(ring.plan, block, tensors.replicas) + MINUS_HI_STEP:
         centre_ahead(ring, done)
     done.turn += 1
-    if done.turn == turn_steps(ring.plan, block):
+    if done.turn == turn_steps(ring.plan, block, done.turning, ring.turn, tensors.replicas):
+        if ends_batch(block, done.turning, ring.turn):
+            done.ready = done.turn_end
         done.turning = -1
-        done.ready = done.turn_end
 
 
 def centre_ahead(ring: ForwardRing, done: Progress) -> None:

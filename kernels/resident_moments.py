@@ -37,10 +37,13 @@ from nki_bn.kernels.columns import (
 from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core
 from nki_bn.kernels.moments import exchange_moments
 from nki_bn.kernels.plan import ResidentForwardPlan, allocate
+from nki_bn.kernels.replicas import Replicas, exchange_step, exchange_steps
 from nki_bn.kernels.resident_geometry import Extent, Unit, units_of
 
 # Steps of a turn before the coefficients: the moments of lanes, those of bands, and a step of waiting for these.
 BAND_STEPS = 7
+# The one of these that has (mean, var) of this replica's channels.
+MERGED_STEP = 4
 # The step of the coefficients that ends with -hi.
 MINUS_HI_STEP = 3
 # Groups from which on the columns of one lie so far apart that bn_aggr would write them at half its rate.
@@ -56,8 +59,9 @@ HALVED_FROM = 16.0
 class TurnTiles(nl.NKIObject):
     """What a turn works in: ``across``, ``pairs`` and ``back`` in PSUM, all else in SBUF.
 
+    ``merged`` has (mean, var) of the groups that exchange with replicas together, ``scratch`` is for that exchange.
     ``own`` is for (mean, var) of each lane, ``rows`` and ``across`` for the same transposed. ``counts`` holds 1 and the
-    number of values for each band, ``triples`` that number in the first of three places.
+    number of values for each band, ``triples`` that in the first of three places, ``gathered`` those of replicas.
     """
 
     own: nl.NkiTensor
@@ -69,6 +73,8 @@ class TurnTiles(nl.NKIObject):
     triples: nl.NkiTensor
     merged: nl.NkiTensor
     parts: nl.NkiTensor
+    scratch: nl.NkiTensor
+    gathered: nl.NkiTensor
 
 
 @dataclass(frozen=True)
@@ -149,16 +155,20 @@ def start_given(tensors: ForwardTensors, plan: ResidentForwardPlan, block: Block
 def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
     """Allocate what turns work in, and write the numbers of values that bands have."""
     lanes = nl.tile_size.pmax
+    merged = allocate(plan.buffers, "merged", lanes)[0]
+    rows = merged.shape[1]
     tiles = TurnTiles(
         allocate(plan.buffers, "own", lanes)[0],
-        allocate(plan.buffers, "rows", 2)[0],
-        nl.ndarray((2, lanes), dtype=nl.float32, buffer=nl.psum),
+        allocate(plan.buffers, "rows", rows)[0],
+        nl.ndarray((rows, lanes), dtype=nl.float32, buffer=nl.psum),
         nl.ndarray((lanes, 2 * lanes), dtype=nl.float32, buffer=nl.psum),
-        nl.ndarray((lanes, 2), dtype=nl.float32, buffer=nl.psum),
+        nl.ndarray((lanes, rows), dtype=nl.float32, buffer=nl.psum),
         allocate(plan.buffers, "counts", lanes)[0],
         allocate(plan.buffers, "triples", lanes)[0],
-        allocate(plan.buffers, "merged", lanes)[0],
+        merged,
         allocate(plan.buffers, "parts", lanes)[0],
+        first_of(allocate(plan.buffers, "scratch", lanes)),
+        first_of(allocate(plan.buffers, "gathered", lanes)),
     )
     units = units_of_core(extent, plan)
     bands = bands_in_use(extent, plan)
@@ -181,6 +191,34 @@ def start_turns(extent: Extent, plan: ResidentForwardPlan) -> TurnTiles:
     return tiles
 
 
+def first_of(tiles: list[nl.NkiTensor]) -> nl.NkiTensor | None:
+    """The one tile of a buffer that a plan need not have."""
+    if len(tiles) == 0:
+        return None
+    return tiles[0]
+
+
+@dataclass(frozen=True)
+class Batch(nl.NKIObject):
+    """Groups ``first`` to ``first + sets`` of a block, which exchange with replicas together; alone a single one."""
+
+    first: int
+    sets: int
+
+
+def batch_of(block: Block, group: int, tiles: TurnTiles) -> Batch:
+    """The batch that a group belongs to."""
+    together = tiles.merged.shape[1] // 2
+    first = block.first + (group - block.first) // together * together
+    return Batch(first, min(together, block.first + block.sets - first))
+
+
+def ends_batch(block: Block, group: int, tiles: TurnTiles) -> bool:
+    """Whether the turn of a group goes on to the coefficients of its batch."""
+    batch = batch_of(block, group, tiles)
+    return group == batch.first + batch.sets - 1
+
+
 def coefficient_steps(plan: ResidentForwardPlan) -> int:
     """Steps of the coefficients; float16 has one more, for its factors."""
     steps = ROOT_STEPS + SHIFT_STEPS
@@ -189,23 +227,25 @@ def coefficient_steps(plan: ResidentForwardPlan) -> int:
     return steps
 
 
-def merges(plan: ResidentForwardPlan, block: Block) -> bool:
+def merges(plan: ResidentForwardPlan, block: Block, replicas: Replicas | None) -> bool:
     """Whether the moments of a lane are not yet those of a channel."""
-    return block.lanes > block.channels or shares_channels(plan)
+    return block.lanes > block.channels or shares_channels(plan) or replicas != None
 
 
-def turn_steps(plan: ResidentForwardPlan, block: Block) -> int:
-    """Steps of a turn."""
-    steps = moment_steps(plan, block)
+def turn_steps(plan: ResidentForwardPlan, block: Block, group: int, tiles: TurnTiles, replicas: Replicas | None) -> int:
+    """Steps of the turn of a group; but for the last one of a batch they end with the moments of this replica."""
+    if not ends_batch(block, group, tiles):
+        return MERGED_STEP + 1
+    steps = moment_steps(plan, block, replicas)
     if plan.need_y:
         steps += coefficient_steps(plan)
     return steps
 
 
-def moment_steps(plan: ResidentForwardPlan, block: Block) -> int:
-    """Steps to mean and variance; without bands and cores to merge the moments of lanes are those of channels."""
-    if merges(plan, block):
-        return BAND_STEPS
+def moment_steps(plan: ResidentForwardPlan, block: Block, replicas: Replicas | None) -> int:
+    """Steps to mean and variance; with nothing to merge the moments of lanes are those of channels."""
+    if merges(plan, block, replicas):
+        return BAND_STEPS + exchange_steps(replicas)
     return lane_steps(block.sets)
 
 
@@ -233,46 +273,61 @@ def turn_step(
 ) -> None:
     """One step of a turn."""
     block = turn.block
-    at = turn.group - block.first
-    columns = set_columns(block, turn.group)
-    first = moment_steps(plan, block)
-    if step < first and merges(plan, block):
+    batch = batch_of(block, turn.group, tiles)
+    columns = set_columns(block, batch.first, batch.sets)
+    first = moment_steps(plan, block, tensors.replicas)
+    if step < first and merges(plan, block, tensors.replicas):
         if step == 0:
             nisa.bn_aggr(dst=tiles.own[0 : block.lanes, :], data=turn.pieces)
-        band_step(tensors, plan, block, columns, tiles, step)
+        merge_step(tensors, plan, turn, tiles, step)
     elif step < first:
         lane_step(block, columns, tiles, turn.pieces, step)
     else:
+        sets = nl.ds(batch.first - block.first, batch.sets)
         rounded = None
         if is_narrow(plan):
-            rounded = block.rounded[:, at : at + 1]
-        coefficient_step(plan, columns, block.flag[:, at : at + 1], rounded, eps, step - first)
+            rounded = block.rounded[:, sets]
+        coefficient_step(plan, columns, block.flag[:, sets], rounded, eps, step - first)
 
 
-def band_step(
-    tensors: ForwardTensors,
-    plan: ResidentForwardPlan,
-    block: Block,
-    columns: nl.NkiTensor,
-    tiles: TurnTiles,
-    step: int,
-) -> None:
-    """One of the ``BAND_STEPS`` steps from (mean, var) of all lanes to those of their channels, on all lanes.
+def merge_step(tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, tiles: TurnTiles, step: int) -> None:
+    """One of the steps over bands, cores and replicas; the last of these goes on with the way back to all lanes."""
+    exchange = exchange_steps(tensors.replicas)
+    channels = turn.block.channels
+    groups = batch_of(turn.block, turn.group, tiles).sets
+    merged = tiles.merged[0:channels, 0 : 2 * groups]
+    if step <= MERGED_STEP:
+        band_step(tensors, plan, turn, tiles, step)
+    elif step > MERGED_STEP + exchange:
+        spread_step(turn, tiles, step - exchange)
+    else:
+        gathered = None
+        if tensors.replicas.mode == "one_round":
+            gathered = tiles.gathered[0:channels, 0 : 3 * groups * tensors.replicas.size]
+        moments = merged.reshape((channels, 2, groups))
+        scratch = tiles.scratch[0:channels, 0 : 4 * groups]
+        exchange_step(tensors.replicas, moments, scratch, gathered, step - MERGED_STEP - 1)
+    if step == MERGED_STEP + exchange:
+        nisa.nc_transpose(dst=tiles.across[0 : 2 * groups, 0:channels], data=merged)
 
-    Transposed into rows, and band by band back to one partition per channel, where all bands are merged; then the same
-    way back. Transposes move bits on trn2, so that nothing leaks from one channel into another.
+
+def band_step(tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, tiles: TurnTiles, step: int) -> None:
+    """One of the steps from (mean, var) of all lanes to those of their channels.
+
+    Transposed into rows, and band by band back to one partition per channel, where all bands are merged. Transposes
+    move bits on trn2, so that nothing leaks from one channel into another.
     """
-    lanes = block.lanes
-    channels = block.channels
+    lanes = turn.block.lanes
+    channels = turn.block.channels
     bands = lanes // channels
-    rows = tiles.rows[:, 0:lanes]
+    rows = tiles.rows[0:2, 0:lanes]
+    across = tiles.across[0:2, 0:lanes]
     pairs = tiles.pairs[0:channels, 0 : 2 * bands]
     triples = tiles.triples[0:channels, 0 : 3 * bands]
-    merged = tiles.merged[0:channels, :]
     if step == 0:
-        nisa.nc_transpose(dst=tiles.across[:, 0:lanes], data=tiles.own[0:lanes, :])
+        nisa.nc_transpose(dst=across, data=tiles.own[0:lanes, :])
     if step == 1:
-        nisa.tensor_copy(dst=rows, src=tiles.across[:, 0:lanes])
+        nisa.tensor_copy(dst=rows, src=across)
         for band in range(bands):
             nisa.nc_transpose(dst=pairs[:, 2 * band : 2 * band + 2], data=rows[:, nl.ds(band * channels, channels)])
     if step == 3:
@@ -280,17 +335,30 @@ def band_step(
         counts = tiles.counts[0:channels, 0 : 2 * bands].reshape(shape)
         moments = triples.reshape((channels, bands, 3))[:, :, 1:3]
         nisa.tensor_tensor(dst=moments, data1=pairs.reshape(shape), data2=counts, op=nl.multiply)
-    if step == 4:
+    if step == MERGED_STEP:
+        batch = batch_of(turn.block, turn.group, tiles)
+        of_batch = tiles.merged[0:channels, 0 : 2 * batch.sets].reshape((channels, 2, batch.sets))
+        merged = of_batch[:, :, turn.group - batch.first]
         nisa.bn_aggr(dst=merged, data=triples)
         if shares_channels(plan):
             exchange_moments(merged, tiles.parts[0:channels, :], values_per_core(tensors, plan.split))
-        nisa.nc_transpose(dst=tiles.across[:, 0:channels], data=merged)
-    if step == 5:
-        repeated = tiles.across[:, 0:channels].expand_dim(1).broadcast(1, bands)
-        nisa.tensor_copy(dst=rows.reshape((2, bands, channels)), src=repeated)
-        nisa.nc_transpose(dst=tiles.back[0:lanes, :], data=rows)
-    if step == 6:
-        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, 0], src=tiles.back[0:lanes, :])
+
+
+def spread_step(turn: Turn, tiles: TurnTiles, step: int) -> None:
+    """One of the last of the ``BAND_STEPS``: from rows of channels back to all lanes."""
+    lanes = turn.block.lanes
+    channels = turn.block.channels
+    batch = batch_of(turn.block, turn.group, tiles)
+    count = 2 * batch.sets
+    rows = tiles.rows[0:count, 0:lanes]
+    if step == MERGED_STEP + 1:
+        repeated = tiles.across[0:count, 0:channels].expand_dim(1).broadcast(1, lanes // channels)
+        nisa.tensor_copy(dst=rows.reshape((count, lanes // channels, channels)), src=repeated)
+        nisa.nc_transpose(dst=tiles.back[0:lanes, 0:count], data=rows)
+    else:
+        columns = set_columns(turn.block, batch.first, batch.sets)
+        back = tiles.back[0:lanes, 0:count].reshape((lanes, 2, batch.sets))
+        nisa.tensor_copy(dst=columns[:, MEAN : VAR + 1, :], src=back)
 
 
 def coefficient_step(

@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_bn.kernels.columns import MEAN, OLD_MEAN, OLD_VAR, VAR, channel_view, column, copy_small, store_column
-from nki_bn.kernels.forward_phases import ForwardTensors
+from nki_bn.kernels.forward_phases import ForwardTensors, values_per_channel
 
 
 def load_running(
@@ -35,8 +35,7 @@ def store_statistics(
     store_column(tensors.mean_out, columns, MEAN, channel, channels, groups, aside)
     store_column(tensors.var_out, columns, VAR, channel, channels, groups, aside)
     if tensors.running_mean != None:
-        batch, all_channels, spatial = tensors.x.shape
-        count = batch * spatial
+        count = values_per_channel(tensors)
         owned = columns[0:channels, :, :]
         blend(column(owned, OLD_MEAN), 1.0 - momentum, column(owned, MEAN), momentum)
         store_column(tensors.running_mean_out, columns, OLD_MEAN, channel, channels, groups, aside)

@@ -71,7 +71,7 @@ def staged_gradients(
         chunks = sum_tiles(tensors, work, loads, at, done)
         start_columns(tensors, work, i + 1)
         at += len(work.tiles)
-        turn(work, loads[at - 1].group, chunks, count)
+        turn(tensors, work, loads[at - 1].group, chunks, count)
         block = block_of(work.blocks, i)
         if needs_sums(plan) and i == block.first + block.sets - 1:
             store_block(tensors, plan, block)
@@ -150,10 +150,10 @@ def sum_tiles(tensors: BackwardTensors, work: BackwardWork, loads: list[Load], f
     return chunks
 
 
-def turn(work: BackwardWork, group: ChannelTile, chunks: int, count: int) -> None:
+def turn(tensors: BackwardTensors, work: BackwardWork, group: ChannelTile, chunks: int, count: int) -> None:
     """Between the phases: the sums over ``chunks`` chunks, and the coefficients of phase 2."""
     if needs_sums(work.plan):
-        finish_sums(work, group, chunks)
+        finish_sums(work, group, chunks, tensors.replicas)
     if needs_input_sums(work.plan):
         input_coefficients(group.columns, count, work.plan.folded)
 

@@ -7,7 +7,7 @@ on (channel, columns) blocks of at most one PSUM bank, unless it says rows:
     mask     (only recomputed)  Tensor x | Vector the value under the ReLU, its mask | Tensor mask back to rows
              Vector  dy' = dy where the ReLU let the value through, else 0, on rows
     first    Tensor x, dy'; Scalar copies dy' and adds it up | Vector (x - hi)*dy' | Scalar adds that up
-    turn     the sums of a group of blocks and the exchange with the other core; the coefficients of the group
+    turn     the sums of a group of blocks, with those of the other core and of replicas; the coefficients of the group
     second   Tensor x, dy'; Scalar slope*(x - hi) + offset | Vector scale*dy' minus that | Tensor back to rows
              Vector and Scalar copy dx into the slot of dy; store
 
@@ -24,6 +24,7 @@ from nki_bn.kernels.backward_tensors import BackwardTensors, needs_input_sums, n
 from nki_bn.kernels.column_blocks import load_block, start_block, store_block
 from nki_bn.kernels.columns import (
     HI,
+    LOCAL,
     SCALE,
     SUMS,
     column,
@@ -34,6 +35,7 @@ from nki_bn.kernels.columns import (
 )
 from nki_bn.kernels.elementwise import recompute_mask
 from nki_bn.kernels.plan import TransposedPlan, allocate
+from nki_bn.kernels.replicas import Replicas, add_over_replicas
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.sums import add_columns
 from nki_bn.kernels.transposed_blocks import (
@@ -99,6 +101,7 @@ class TransposedBackward(nl.NKIObject):
     wide: list[nl.NkiTensor]
     narrow: list[nl.NkiTensor]
     partials: list[nl.NkiTensor]
+    scratch: list[nl.NkiTensor]
     banks: Banks
 
     def load(self, step: Step) -> None:
@@ -167,6 +170,7 @@ def allocate_work(tensors: BackwardTensors, plan: TransposedPlan, ground: Ground
         allocate(plan.buffers, "wide", lanes),
         allocate(plan.buffers, "narrow", lanes),
         allocate(plan.buffers, "partials", lanes),
+        allocate(plan.buffers, "scratch", lanes),
         allocate_banks(plan.dtype),
     )
 
@@ -268,10 +272,24 @@ def finish_sums(work: TransposedBackward, step: Step, columns: nl.NkiTensor, fir
     if plan.split == "batch":
         for i in range(columns.shape[2]):
             exchange_sums(columns[:, :, i : i + 1])
+    if work.tensors.replicas != None and needs_input_sums(plan):
+        synchronise_sums(work, work.tensors.replicas, columns)
     if needs_products(plan):
         gamma_gradient(columns)
     if needs_input_sums(plan):
         input_coefficients(columns, work.count, plan.folded)
+
+
+def synchronise_sums(work: TransposedBackward, replicas: Replicas, columns: nl.NkiTensor) -> None:
+    """Keep the sums of this replica, and put those of all in their place."""
+    lanes, _, blocks = columns.shape
+    sums = columns[:, SUMS : SUMS + 2, :]
+    own = work.scratch[0][0:lanes, 0 : 2 * blocks]
+    total = work.scratch[0][0:lanes, 2 * blocks : 4 * blocks]
+    nisa.tensor_copy(dst=columns[:, LOCAL : LOCAL + 2, :], src=sums)
+    nisa.tensor_copy(dst=own.reshape((lanes, 2, blocks)), src=sums)
+    add_over_replicas(replicas, own, total)
+    nisa.tensor_copy(dst=sums, src=total.reshape((lanes, 2, blocks)))
 
 
 def add_partials(work: TransposedBackward, step: Step, which: int, columns: nl.NkiTensor, first: int) -> None:

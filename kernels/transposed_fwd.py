@@ -4,7 +4,7 @@
 The stages of a job, on (channel, columns) blocks of at most one PSUM bank (see transposed_schedule.py for the order):
 
     first    Tensor x | Vector bn_stats on pieces of 512 columns, merged in groups of 64
-    turn     bn_aggr over groups and cores, for every block of a group of blocks; scale and shift
+    turn     bn_aggr over groups and cores, for every block of a group of blocks, and replicas; scale and shift
     second   Tensor x, residual | Vector z = (x - hi)*scale + shift [+ residual], its mask, and y of it; without a ReLU
              Scalar makes y | Tensor y and mask back to rows, Vector and Scalar copy them into slots; store
 
@@ -33,6 +33,7 @@ from nki_bn.kernels.elementwise import pre_activation, rectify, scaled
 from nki_bn.kernels.forward_phases import ForwardTensors, values_per_core, writes_columns
 from nki_bn.kernels.moments import add_piece, close_group, exchange_moments, finish_moments
 from nki_bn.kernels.plan import TransposedForwardPlan, allocate
+from nki_bn.kernels.replicas import Replicas, exchange_at_once
 from nki_bn.kernels.running import load_running, store_statistics
 from nki_bn.kernels.sizing import GROUP_PIECES, ceil_div
 from nki_bn.kernels.transposed_blocks import (
@@ -89,6 +90,8 @@ class TransposedForward(nl.NKIObject):
     pieces: list[nl.NkiTensor]
     groups: list[nl.NkiTensor]
     parts: list[nl.NkiTensor]
+    scratch: list[nl.NkiTensor]
+    gathered: list[nl.NkiTensor]
     banks: Banks
 
     def load(self, step: Step) -> None:
@@ -159,6 +162,8 @@ def allocate_work(
         allocate(plan.buffers, "pieces", lanes),
         allocate(plan.buffers, "groups", lanes),
         allocate(plan.buffers, "parts", lanes),
+        allocate(plan.buffers, "scratch", lanes),
+        allocate(plan.buffers, "gathered", lanes),
         allocate_banks(plan.dtype),
     )
 
@@ -236,7 +241,20 @@ def turn(work: TransposedForward, step: Step) -> None:
         first = max(block.first, start) - block.first
         last = min(block.first + block.sets, end) - block.first
         if first < last:
-            coefficients(block.columns[:, :, first:last], block.flag[:, first:last], work.eps)
+            columns = block.columns[:, :, first:last]
+            if work.tensors.replicas != None:
+                synchronise(work, work.tensors.replicas, columns)
+            coefficients(columns, block.flag[:, first:last], work.eps)
+
+
+def synchronise(work: TransposedForward, replicas: Replicas, columns: nl.NkiTensor) -> None:
+    """Mean and variance columns of this replica become those of all."""
+    lanes, _, blocks = columns.shape
+    gathered = None
+    if replicas.mode == "one_round":
+        gathered = work.gathered[0][0:lanes, 0 : 3 * blocks * replicas.size]
+    scratch = work.scratch[0][0:lanes, 0 : 4 * blocks]
+    exchange_at_once(replicas, columns[:, MEAN : VAR + 1, :], scratch, gathered)
 
 
 def normalise(work: TransposedForward, step: Step, at: int, rows: Rows) -> None:

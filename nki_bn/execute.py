@@ -15,7 +15,7 @@ import nki
 from nki_bn import installation
 from nki_bn.hardware import load_target
 from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
-from nki_bn.simulator import Installation, RunOptions, run
+from nki_bn.simulator import Installation, RunOptions, SimulationResult, run
 
 if TYPE_CHECKING:
     from nki_bn.kernels.plan import (
@@ -175,6 +175,23 @@ def simulation(options: RunOptions) -> Iterator[None]:
         _options.reset(token)
 
 
+def simulation_options() -> RunOptions:
+    """The options of the embedded simulator here: those of :func:`simulation`, or the default ones."""
+    return _options.get()
+
+
+def check_memory(result: SimulationResult, sbuf_bytes: int) -> None:
+    """A run has held the ``sbuf_bytes`` per partition that its plan lists; a core without a share holds less.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    if max(result.sbuf_high_water) != sbuf_bytes:
+        raise RuntimeError(
+            f"the plan lists {sbuf_bytes} bytes of SBUF per partition, the kernel held {result.sbuf_high_water}"
+        )
+
+
 def which_nki() -> Installation:
     """The ``nki`` in use, "embedded" or "vendor", and why."""
     return installation
@@ -189,11 +206,7 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], problem: Problem, sbuf_byte
     if which_nki().kind == "embedded":
         options = replace(_options.get(), target=problem.target)
         result = run(kernel, arguments, {}, problem.lnc, options)
-        # A core without a share allocates less.
-        if max(result.sbuf_high_water) != sbuf_bytes:
-            raise RuntimeError(
-                f"the plan lists {sbuf_bytes} bytes of SBUF per partition, the kernel held {result.sbuf_high_water}"
-            )
+        check_memory(result, sbuf_bytes)
         return result.outputs
     launch = kernel[problem.lnc]
     return launch(*arguments) if has_device() else nki.simulate(launch)(*arguments)

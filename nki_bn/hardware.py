@@ -276,6 +276,12 @@ def timing_of(file: str, table: Mapping[str, Any]) -> Timing:
     return timing
 
 
+def parameters_of(file: str, table: Mapping[str, Any], kind: type) -> Any:
+    """An instance of the dataclass ``kind`` from the contents of a file with an entry for each of its fields; errors
+    as :func:`capacities_of`."""
+    return _group(file, "", table, kind)
+
+
 @cache
 def _target(name: str) -> Target:
     return capacities_of(*_read(name))
@@ -298,7 +304,7 @@ def _group(file: str, path: str, table: Any, kind: type) -> Any:
     _check_keys(file, path, table, set(hints))
     values = {}
     for key, hint in hints.items():
-        where = f"{path}.{key}"
+        where = f"{path}.{key}" if path else key
         grouped = is_dataclass(hint) and hint is not Cost
         values[key] = _group(file, where, table[key], hint) if grouped else _entry(file, where, table[key], hint)
     return kind(**values)

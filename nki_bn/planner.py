@@ -71,6 +71,18 @@ def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
     return found
 
 
+def exchanging_candidates(problem: ForwardProblem, sbuf_bytes: int) -> list[Candidate]:
+    """Plans of a forward that can exchange statistics with other replicas inside its launch, the fastest first.
+
+    ``sbuf_bytes`` may be used per partition. Errors as for :func:`plan_two_read`, which is taken if nothing else fits.
+    """
+    found = resident_forward_candidates(problem, False, sbuf_bytes)
+    found = (found or resident_forward_candidates(problem, True, sbuf_bytes)) + _transposed(problem)
+    if not found or fits(problem, sbuf_bytes):
+        found = [*found, _predicted(problem, plan_two_read(problem, sbuf_bytes))]
+    return sorted(found, key=_rank)
+
+
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
     if not problem.count:
         return (_predicted(problem, plan_staged(problem)),)

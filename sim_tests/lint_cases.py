@@ -80,6 +80,11 @@ DYNAMIC_LOOPS = {
     "int of register": kernel(BODY.format("y = int(i)  # NKI144 EE")),
     "arithmetic on register": kernel(BODY.format("y = i * 128 + 1  # NKI144 EE")),
     "comparison of register": kernel(BODY.format("y = n if i == 0 else 2  # NKI144 EE")),
+    "if the own rank": kernel("r = nki.collectives.rank_id()\nif r:  # NKI144 EE\n    pass\nreturn x"),
+    "range of a rank of a ring": kernel(
+        "r = nki.collectives.collective_permute_implicit_current_processing_rank_id(0, n)\n"
+        "for i in range(r):  # NKI144 EE\n    pass\nreturn x"
+    ),
     "not register": kernel(f"{REGISTER}y = not r  # NKI144 EE\nreturn x"),
     "fori body returns": kernel(BODY.format("return i  # NKI145 EE")),
     "while body returns nothing": kernel(

@@ -14,11 +14,13 @@ from nki_bn import cli
 from nki_bn.bench import synchronised
 from nki_bn.bench.modelled import ModelTimer
 from nki_bn.bench.record import Case
-from nki_bn.bench.synchronised import Cost, Links
+from nki_bn.bench.synchronised import Cost
+from nki_bn.links import Links, load_links
 from nki_bn.planner import plan
 from nki_bn.problem import Array, BackwardProblem, ForwardProblem
 from nki_bn.synchronised import replicas
 from nki_bn.synchronised.exchange import MODES, Moments, global_moments, global_sums
+from nki_bn.synchronised.launches import Exchange, backward_plans, forward_plans, meetings
 
 CASE = Case("small", "3x4x5", 2, "bwd", (4, 3, 4, 5), "bfloat16", "none", "high", 1, "trn2", "planned")
 FILE = 'model = "small"\n[[layer]]\nchannels = 3\nspatial = [4, 5]\ncount = 2\n'
@@ -34,9 +36,9 @@ def test_the_parameters_have_sources() -> None:
     text = resources.files("nki_bn.configs").joinpath("collectives", "trn2.toml").read_text(encoding="utf-8")
     entries = tomllib.loads(text)
     assert all(set(entry) == {"value", "unit", "source", "confidence"} for entry in entries.values())
-    assert synchronised.load_links("trn2") == Links(entries["hop"]["value"], entries["rate"]["value"] * 1e3)
+    assert load_links("trn2") == Links(entries["hop"]["value"], entries["rate"]["value"] * 1e3)
     with pytest.raises(ValueError, match="target is 'trn1'; accepted with replicas: trn2"):
-        synchronised.load_links("trn1")
+        load_links("trn1")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -60,7 +62,7 @@ def test_a_layer_is_its_launches_and_its_collectives() -> None:
     problems = ForwardProblem(CASE.shape, "bfloat16", lnc=1), BackwardProblem(CASE.shape, "bfloat16", lnc=1)
     times = [ModelTimer().time(problem, plan(problem)).time_us for problem in problems]
     assert cost.plain == pytest.approx(sum(time for time in times if time is not None))
-    links = synchronised.load_links("trn2")
+    links = load_links("trn2")
     assert cost.mesh == pytest.approx(3 * links.hop + (16 + 12 + 24) / links.rate)
     assert cost.ring == pytest.approx(3 * cost.mesh)
     one_round = synchronised.layer_cost(CASE, 4, "one_round")
@@ -68,9 +70,27 @@ def test_a_layer_is_its_launches_and_its_collectives() -> None:
     assert one_round.mesh == pytest.approx(2 * links.hop + (28 + 24) / links.rate)
 
 
+def test_single_launches_wait_for_their_collectives() -> None:
+    """Of one group of channels each: hops of 1.5 us between the phases, and no second read of x."""
+    shape = (8, 2, 32, 32)
+    problems = ForwardProblem(shape, "bfloat16", lnc=1), BackwardProblem(shape, "bfloat16", lnc=1)
+    case = Case("one", "32x32", 1, "bwd", shape, "bfloat16", "none", "high", 1, "trn2", "planned")
+    cost, hop = synchronised.layer_cost(case, 4, "two_round"), load_links("trn2").hop
+    groups = 0
+    for problem, plans in zip(problems, (forward_plans, backward_plans), strict=True):
+        exchange = Exchange((problem.count,) * 4, "two_round")
+        found = meetings(problem, plans([problem] * 4, exchange)[0], "two_round", 4)  # type: ignore[arg-type,operator]
+        groups += len(found[0])
+    assert groups == 3, "two rounds and one"
+    assert cost.plain + 3 * hop < cost.single_mesh < cost.kernels + cost.mesh
+    # Two more hops for each, unless something else takes longer than the first.
+    assert cost.single_mesh + 3 * hop < cost.single_ring <= cost.single_mesh + 3 * 2 * (hop + 0.1)
+
+
 def test_layers_add_up() -> None:
-    cost = Cost().plus(Cost(1, 2, 3, 4), 3).plus(Cost(10, 20, 30, 40), 1)
-    assert cost == Cost(13, 26, 39, 52) and cost.slowdown == (65 / 13, 78 / 13)
+    cost = Cost().plus(Cost(1, 2, 3, 4, 5, 6), 3).plus(Cost(10, 20, 30, 40, 50, 60), 1)
+    assert cost == Cost(13, 26, 39, 52, 65, 78) and cost.slowdown == (65 / 13, 78 / 13)
+    assert cost.single_slowdown == (65 / 13, 78 / 13)
 
 
 def test_the_command_prints_a_row_per_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +102,9 @@ def test_the_command_prints_a_row_per_model(tmp_path: Path, capsys: pytest.Captu
     cost = Cost().plus(synchronised.layer_cost(CASE, 4, "one_round"), 2)
     figures = [f"{value:.0f}" for value in (cost.plain, cost.kernels, cost.mesh, cost.ring)]
     assert title == "4 replicas, one_round" and header.split()[:4] == ["model", "dtype", "batch", "lnc"]
-    assert row.split() == ["small", "bfloat16", "4", "1", *figures, *"{:.2f} to {:.2f}".format(*cost.slowdown).split()]
+    single = [f"{value:.0f}" for value in (cost.single_mesh, cost.single_ring)]
+    slower = ["{:.2f} to {:.2f}".format(*pair).split() for pair in (cost.slowdown, cost.single_slowdown)]
+    assert row.split() == ["small", "bfloat16", "4", "1", *figures, *slower[0], *single, *slower[1]]
     assert caveat.startswith("modelled: ")
 
 

@@ -39,6 +39,7 @@ MORE_PARAMETERS = {
 LAYERS = (
     ("nki_bn.configs",),
     ("nki_bn.hardware",),
+    ("nki_bn.links",),
     ("nki_bn.simulator", "nki_bn.lint"),
     ("nki_bn",),
     ("nki_bn.problem",),
@@ -205,7 +206,7 @@ def test_imports_run_downward() -> None:
 
 
 def test_the_simulator_knows_the_hardware_and_itself_alone() -> None:
-    known = ("nki_bn.hardware", "nki_bn.simulator")
+    known = ("nki_bn.hardware", "nki_bn.links", "nki_bn.simulator")
     inner = {name for path in python_files("nki_bn/simulator") for name in imports(path) if name.startswith("nki_bn")}
     assert inner and {name for name in inner if not name.startswith(known)} == set()
 

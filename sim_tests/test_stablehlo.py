@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from judging import joined, same_bits
+from single_steps import arithmetic_of_plans
 from site_steps import (
     MOMENTUM,
     Batch,
@@ -31,7 +32,7 @@ from nki_bn import pair, reference, tolerances, verify
 from nki_bn.comparison import compare
 from nki_bn.problem import GRADIENTS, Array, ForwardCase
 from nki_bn.stablehlo import Graph, Options, bn_back_site, bn_fwd_site, bn_gamma_site, running_statistics
-from nki_bn.synchronised import MODES
+from nki_bn.synchronised import MODES, backward_in_one_launch, forward_in_one_launch
 from nki_bn.tolerances import Allowance, Arithmetic, half_unit
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -114,11 +115,40 @@ def judge_at_their_statistics(case: ForwardCase, batch: Batch, made: list[Output
 
 
 def judge_with_kernels(batch: Batch, made: list[Outputs], options: Options, add: bool) -> None:
-    """As far from the kernels as the two may be from float64 together."""
+    """As far from the kernels as the two may be from float64 together, in launches between collectives and in one."""
     kernels, _ = steps(batch, options_of(options.mode, "mask" if options.fuse_relu else "none"), add)
-    theirs = of_the_global_batch(list(map(outputs_of, kernels)))
-    case = case_of(batch, options.fuse_relu, add)
-    allowed = [pair.allowances(case, batch.dy, kind) for kind in (in_order(batch), arithmetic_of(batch))]
+    judge_with(batch, made, list(map(outputs_of, kernels)), arithmetic_of(batch), options.fuse_relu, add)
+    judge_with(batch, made, *in_one_launch(batch, options, add), options.fuse_relu, add)
+
+
+def in_one_launch(batch: Batch, options: Options, add: bool) -> tuple[list[Outputs], Arithmetic]:
+    """The step of the kernels with collectives inside them, and how their plans round."""
+    columns = *batch.parameters.values(), *running_before(batch.x.shape[1]), MOMENTUM, options.eps, True
+    forwards = [
+        ForwardCase(x, *columns, options.fuse_relu, more if add else None, save_relu_mask=options.fuse_relu)
+        for x, more in zip(batch.shards(batch.x), batch.shards(batch.residual), strict=True)
+    ]
+    made = forward_in_one_launch(forwards, options.mode, 1)
+    backwards = [
+        pair.backward_case(case, dy, one.mean, one.var, one.relu_mask)
+        for case, dy, one in zip(forwards, batch.shards(batch.dy), made, strict=True)
+    ]
+    gradients = backward_in_one_launch(backwards, lnc=1)
+    outputs = [
+        Outputs(one.y, *back[:3], one.mean, one.var, one.running_mean, one.running_var)
+        for one, back in zip(made, gradients, strict=True)
+    ]
+    return outputs, arithmetic_of_plans(forwards, backwards, options.mode, 1)
+
+
+def judge_with(
+    batch: Batch, made: list[Outputs], other: list[Outputs], arithmetic: Arithmetic, fuse_relu: bool, add: bool
+) -> None:
+    """As far from the ``other`` as both may be from float64 together."""
+    judge_columns(batch, other, arithmetic)
+    theirs = of_the_global_batch(other)
+    case = case_of(batch, fuse_relu, add)
+    allowed = [pair.allowances(case, batch.dy, kind) for kind in (in_order(batch), arithmetic)]
     for name, got, want in zip(("y", *GRADIENTS), of_the_global_batch(made), theirs, strict=False):
         one, other = (table[name] for table in allowed)
         wide = want.astype(np.float64)

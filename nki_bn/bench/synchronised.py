@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modelled cost of a synchronised training step, against the plain one.
+"""The modelled cost of a synchronised training step, against the plain one: of several launches, and of single ones.
 
 Modelled are the launches (by the timing model, as everywhere in the benchmarks) and, from the parameters in
-``configs/collectives``, hops and bytes of the collectives. Not modelled: waiting for replicas that are late, launch
-costs, arithmetic on columns between launches, and anything that overlaps.
+``configs/collectives``, hops and bytes of the collectives. Between launches nothing overlaps; inside single ones
+collectives are part of the timeline. Not modelled: waiting for replicas that are late, launch costs, arithmetic on
+columns between launches.
 """
 
 from __future__ import annotations
@@ -16,45 +17,47 @@ from nki_bn import execute, planner
 from nki_bn.bench.launches import EPS, Launch, launch_of
 from nki_bn.bench.record import Case
 from nki_bn.bench.table import Table
-from nki_bn.bench.toml_file import bundled, read_bundled
+from nki_bn.links import TOPOLOGIES, load_links
 from nki_bn.problem import BackwardProblem, ForwardProblem
 from nki_bn.simulator import RunOptions, Shaped, run
 from nki_bn.simulator.timing import model
+from nki_bn.synchronised.launches import Exchange, backward_plans, forward_plans, modelled
 
 _NS_PER_US = 1e3
 _BYTES = 4
-HEADER = ("model", "dtype", "batch", "lnc", "plain us", "kernels us", "mesh us", "ring us", "slowdown")
+HEADER = (
+    "model",
+    "dtype",
+    "batch",
+    "lnc",
+    "plain us",
+    "kernels us",
+    "mesh us",
+    "ring us",
+    "slowdown",
+    "single mesh us",
+    "single ring us",
+    "slowdown",
+)
 LEFT = 2
 CAVEAT = (
     "modelled: the batch norms of a training step of one replica; launches by the timing model, collectives by hops "
-    "and bytes, where nothing overlaps and nobody is late; see docs/synchronised.md"
+    "and bytes, between launches (where nothing overlaps) or inside single ones; nobody is late; see "
+    "docs/synchronised.md"
 )
 
 
 @dataclass(frozen=True)
-class Links:
-    """Between replicas: us from one rank to the next, and bytes per us."""
-
-    hop: float
-    rate: float
-
-    def mesh(self, size: int) -> float:
-        """us of a collective in which every rank sends ``size`` bytes to all others at once."""
-        return self.hop + size / self.rate
-
-    def ring(self, size: int, replicas: int) -> float:
-        """us of a collective whose parts of ``size`` bytes go through all ``replicas`` one after the other."""
-        return (replicas - 1) * self.mesh(size)
-
-
-@dataclass(frozen=True)
 class Cost:
-    """us of the batch norms of a step: plain, the launches of a synchronised one, and its collectives either way."""
+    """us of the batch norms of a step: plain, the launches of a synchronised one, and its collectives either way;
+    and of one whose collectives are inside single launches, either way."""
 
     plain: float = 0.0
     kernels: float = 0.0
     mesh: float = 0.0
     ring: float = 0.0
+    single_mesh: float = 0.0
+    single_ring: float = 0.0
 
     def plus(self, other: Cost, times: int) -> Cost:
         """With those of ``times`` layers more."""
@@ -66,17 +69,10 @@ class Cost:
         """Of the batch norms: with a mesh and with a ring."""
         return (self.kernels + self.mesh) / self.plain, (self.kernels + self.ring) / self.plain
 
-
-def load_links(target: str) -> Links:
-    """The parameters of a target.
-
-    Raises:
-        ValueError: there are none for it.
-    """
-    if target not in bundled("collectives"):
-        raise ValueError(f"target is {target!r}; accepted with replicas: {', '.join(bundled('collectives'))}")
-    data = read_bundled("collectives", target).data
-    return Links(data["hop"]["value"], data["rate"]["value"] * _NS_PER_US)
+    @property
+    def single_slowdown(self) -> tuple[float, float]:
+        """The same in single launches."""
+        return self.single_mesh / self.plain, self.single_ring / self.plain
 
 
 def payloads(channels: int, mode: str) -> tuple[int, ...]:
@@ -100,7 +96,19 @@ def layer_cost(case: Case, replicas: int, mode: str) -> Cost:
         + _launch_us(_input_gradient(backward), case.target),
         sum(map(links.mesh, sizes)),
         sum(links.ring(size, replicas) for size in sizes),
+        *single_us(forward, backward, replicas, mode),
     )
+
+
+def single_us(forward: ForwardProblem, backward: BackwardProblem, replicas: int, mode: str) -> tuple[float, float]:
+    """us of both directions with collectives inside the launches, as a mesh and as a ring, where shards are equal."""
+    found = []
+    for way in TOPOLOGIES:
+        exchange = Exchange((forward.count,) * replicas, mode, way)
+        plans = (forward, forward_plans([forward], exchange)[0]), (backward, backward_plans([backward], exchange)[0])
+        found.append(sum(modelled(problem, plan, mode, replicas)[way] for problem, plan in plans))
+    mesh, ring = found
+    return mesh / _NS_PER_US, ring / _NS_PER_US
 
 
 def report(cases: Iterable[Case], replicas: int, mode: str) -> str:
@@ -119,7 +127,12 @@ def report(cases: Iterable[Case], replicas: int, mode: str) -> str:
 
 def _cells(cost: Cost) -> tuple[str, ...]:
     times = (f"{value:.0f}" for value in (cost.plain, cost.kernels, cost.mesh, cost.ring))
-    return (*times, "{:.2f} to {:.2f}".format(*cost.slowdown))
+    single = (f"{value:.0f}" for value in (cost.single_mesh, cost.single_ring))
+    return (*times, _range(cost.slowdown), *single, _range(cost.single_slowdown))
+
+
+def _range(values: tuple[float, float]) -> str:
+    return "{:.2f} to {:.2f}".format(*values)
 
 
 def _planned_us(problem: ForwardProblem | BackwardProblem) -> float:

@@ -51,6 +51,7 @@ _CALLS = {
     "nki.isa.register_alloc": Kind.REGISTER,
     "nki.isa.get_nc_version": Kind.NC_VERSION,
     "nki.collectives.rank_id": Kind.REGISTER,
+    "nki.collectives.collective_permute_implicit_current_processing_rank_id": Kind.REGISTER,
 }
 _ANNOTATIONS = {
     "nki.language.ndarray": Kind.TENSOR,

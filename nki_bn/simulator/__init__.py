@@ -12,13 +12,14 @@ from nki_bn.simulator.errors import (
 )
 from nki_bn.simulator.install import Installation, install
 from nki_bn.simulator.kernel import simulate
-from nki_bn.simulator.launch import SimulationResult, run
+from nki_bn.simulator.launch import Launch, SimulationResult, run, run_replicas
 from nki_bn.simulator.machine import RunOptions, Shaped
 
 __all__ = [
     "DeadlockError",
     "IncompleteOutputError",
     "Installation",
+    "Launch",
     "NkiValidationError",
     "OutOfMemoryError",
     "RaceError",
@@ -29,5 +30,6 @@ __all__ = [
     "UnsupportedError",
     "install",
     "run",
+    "run_replicas",
     "simulate",
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launching a kernel: arguments into HBM, one thread per core, results out."""
+"""Launching a kernel: arguments into HBM, one thread per core of every replica, results out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.tensor import NkiTensor
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
 from nki_bn.simulator.trace import Trace
+from nki_bn.simulator.world import World
 
 
 @dataclass(frozen=True)
@@ -58,36 +59,73 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
         ValueError: ``lnc`` is not 1 or 2, or 2 on trn1.
         NkiValidationError and its subclasses, DeadlockError: faults of the kernel.
     """
-    function = getattr(kernel, "func", kernel)
-    if not args and not kwargs:
-        raise TypeError(f"kernel {function.__name__} was called without arguments")
-    state = Run(options, check_lnc(lnc, options))
-    arguments = _Arguments(state)
-    placed = arguments.bind(function, args, kwargs)
-    body = _with_memory_keywords(function)
+    return run_replicas([Launch(kernel, args, kwargs)], lnc, options)[0]
 
-    def on(core: Core) -> Callable[[], Any]:
-        def work() -> Any:
-            enter(core)
-            return body(*placed.args, **placed.kwargs)
 
-        return work
+class Launch(NamedTuple):
+    """What one replica runs: a kernel and its arguments."""
 
-    # A new context per launch: kernels may be launched while another one runs, and from several threads.
-    bodies = [functools.partial(contextvars.copy_context().run, on(core)) for core in state.cores]
+    kernel: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = {}
+
+
+def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> list[SimulationResult]:
+    """Simulate one launch per replica, each on ``lnc`` cores with memories of its own, which meet in collectives.
+
+    Replica r has rank r. Everything else is as for :func:`run`; the trace of each result is that of the replica.
+
+    Raises:
+        TypeError, ValueError: as for :func:`run`; no launches, or several where ``options`` says how many there are.
+        NkiValidationError and its subclasses: faults of a kernel; replicas that meet in different collectives.
+        DeadlockError: a replica waits for one that never comes.
+    """
+    if not launches or (options.replicas > 1 and len(launches) > 1):
+        accepted = "1, as options has replicas" if launches else "from 1 up"
+        raise ValueError(f"launches has {len(launches)} entries; accepted: {accepted}")
+    world = World(len(launches), check_lnc(lnc, options), alike=options.replicas)
+    members = [_Member(launch, Run(options, lnc, world, rank)) for rank, launch in enumerate(launches)]
     try:
-        returned = state.lockstep.run(bodies)[0]
-        arguments.write_back()
-        outputs = arguments.collect(returned)
+        returned = world.lockstep.run([body for member in members for body in member.bodies()])
+        return [member.result(returned[rank * lnc]) for rank, member in enumerate(members)]
     finally:
-        state.release()
-    return SimulationResult(
-        outputs,
-        state.trace,
-        tuple(core.sbuf.high_water for core in state.cores),
-        tuple(core.psum.high_water for core in state.cores),
-        options,
-    )
+        for member in members:
+            member.state.release()
+
+
+class _Member:
+    """One replica: its launch on its cores."""
+
+    def __init__(self, launch: Launch, state: Run) -> None:
+        function = getattr(launch.kernel, "func", launch.kernel)
+        if not launch.args and not launch.kwargs:
+            raise TypeError(f"kernel {function.__name__} was called without arguments")
+        self.state = state
+        self._arguments = _Arguments(state)
+        self._placed = self._arguments.bind(function, launch.args, launch.kwargs)
+        self._body = _with_memory_keywords(function)
+
+    def bodies(self) -> list[Callable[[], Any]]:
+        """What each core does.
+
+        A new context per launch: kernels may be launched while another one runs, and from several threads.
+        """
+        return [functools.partial(contextvars.copy_context().run, self._work, core) for core in self.state.cores]
+
+    def _work(self, core: Core) -> Any:
+        enter(core)
+        return self._body(*self._placed.args, **self._placed.kwargs)
+
+    def result(self, returned: Any) -> SimulationResult:
+        """What is left after the run, of which core 0 ``returned`` this."""
+        self._arguments.write_back()
+        return SimulationResult(
+            self._arguments.collect(returned),
+            self.state.trace,
+            tuple(core.sbuf.high_water for core in self.state.cores),
+            tuple(core.psum.high_water for core in self.state.cores),
+            self.state.options,
+        )
 
 
 def check_lnc(lnc: int, options: RunOptions) -> int:

@@ -16,14 +16,15 @@ class _Aborted(BaseException):
 
 
 class Lockstep:
-    """A baton passed between ``count`` cores."""
+    """A baton passed between cores, which errors call by ``names``."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._condition = threading.Condition()
         self._turn = 0
         self._waiting: dict[int, tuple[Callable[[], bool], str]] = {}
         self._done: set[int] = set()
-        self._count = count
+        self._names = tuple(names)
+        self._count = len(self._names)
         self._failure: BaseException | None = None
 
     def run(self, bodies: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -96,7 +97,9 @@ class Lockstep:
                 self._condition.notify_all()
                 return
         if self._failure is None:
-            waits = "; ".join(f"core {other} waits for {what}" for other, (_, what) in sorted(self._waiting.items()))
-            over = "".join(f"; core {other} has ended" for other in sorted(self._done))
+            waits = "; ".join(
+                f"{self._names[other]} waits for {what}" for other, (_, what) in sorted(self._waiting.items())
+            )
+            over = "".join(f"; {self._names[other]} has ended" for other in sorted(self._done))
             self._failure = DeadlockError(f"deadlock: {waits}{over}")
         self._condition.notify_all()

@@ -13,12 +13,12 @@ import numpy as np
 from nki_bn.hardware import Target, load_target
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import NkiValidationError
-from nki_bn.simulator.lockstep import Lockstep
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
 from nki_bn.simulator.random_bits import STREAMS, Xorwow
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
+from nki_bn.simulator.world import World
 
 NUMERICS = ("ideal", "trn2")
 ACCUMULATE = ("pairwise", "sequential")
@@ -38,6 +38,7 @@ class RunOptions:
         accumulate: order of summation, ``"pairwise"`` or ``"sequential"``.
         precise_fp: False holds every low-precision tensor as float32, without rounding.
         dry: nothing is computed: the same trace from shapes alone. Run-time indices are taken as 0.
+        replicas: in a dry run of one replica, how many there are: the others are taken to do the same.
     """
 
     target: str = "trn2"
@@ -46,9 +47,14 @@ class RunOptions:
     accumulate: str = "pairwise"
     precise_fp: bool = True
     dry: bool = False
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         load_target(self.target)
+        if type(self.replicas) is not int or self.replicas < 1:
+            raise ValueError(f"replicas is {self.replicas!r}; accepted: integers from 1 up")
+        if self.replicas > 1 and not self.dry:
+            raise ValueError(f"replicas is {self.replicas} without dry; accepted: 1, as run_replicas runs several")
         for field_name, accepted in (("numerics", NUMERICS), ("accumulate", ACCUMULATE)):
             value = getattr(self, field_name)
             if value not in accepted:
@@ -65,10 +71,12 @@ class Shaped:
 
 @dataclass
 class Run:
-    """One launch of a kernel on ``lnc`` cores."""
+    """One launch of a kernel on ``lnc`` cores: that of replica ``rank`` of a ``world``."""
 
     options: RunOptions
     lnc: int
+    world: World
+    rank: int = 0
     trace: Trace = field(default_factory=Trace)
     shared: list[tuple[Storage, NkiTensor]] = field(default_factory=list)
     posts: dict[Any, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -76,7 +84,6 @@ class Run:
 
     def __post_init__(self) -> None:
         self.target: Target = load_target(self.options.target)
-        self.lockstep = Lockstep(self.lnc)
         self.cores = [Core(self, index) for index in range(self.lnc)]
 
     @property
@@ -142,6 +149,11 @@ class Core:
             for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
         }
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
+
+    @property
+    def seat(self) -> int:
+        """Its number among the cores of all replicas."""
+        return self.run.rank * self.run.lnc + self.index
 
     @property
     def options(self) -> RunOptions:

@@ -3,6 +3,7 @@
 
 from nki_bn.synchronised.exchange import MODES, Group
 from nki_bn.synchronised.groups import Alone, ArrayGroup, Replica, replicas
+from nki_bn.synchronised.single import backward_in_one_launch, forward_in_one_launch
 from nki_bn.synchronised.sites import (
     SiteBackward,
     SiteForward,
@@ -26,9 +27,11 @@ __all__ = [
     "SiteOptions",
     "SiteSums",
     "Statistics",
+    "backward_in_one_launch",
     "bn_back_site",
     "bn_fwd_site",
     "bn_gamma_site",
+    "forward_in_one_launch",
     "replicas",
     "running_statistics",
 ]

@@ -42,7 +42,7 @@ def dma_copy(
     dst, src = _operands("dma_copy", dst, src)
     mode = _dge("dma_copy", dge_mode)
     checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
-    _check_priority("dma_copy", priority)
+    check_priority("dma_copy", priority)
     _check_issuer(engine, mode)
     require(
         dst.size == src.size,
@@ -85,7 +85,7 @@ def dma_transpose(
     require(mode is not enums.dge_mode.swdge, f"{op} with dge_mode.swdge needs a src with a vector_offset")
     if mode is enums.dge_mode.hwdge:
         _check_hardware_transpose(src)
-    _check_priority(op, priority)
+    check_priority(op, priority)
     checks.member(op, "oob_mode", oob_mode, enums.oob_mode)
     require(
         oob_mode is enums.oob_mode.error or src.is_indirect(), f"{op} oob_mode.skip needs a src with a run-time index"
@@ -132,7 +132,8 @@ def _dge(op: str, given: Any) -> enums.dge_mode:
     return checked
 
 
-def _check_priority(op: str, priority: Any) -> None:
+def check_priority(op: str, priority: Any) -> None:
+    """A priority is None, or 0 to 3 on gen4 and later."""
     if priority is None:
         return
     require(type(priority) is int and 0 <= priority <= 3, f"{op} priority must be 0, 1, 2 or 3, got {priority!r}")

@@ -139,6 +139,23 @@ def core_barrier(
     )
 
 
+def join_cores(core: Core, what: str, tensors: Sequence[NkiTensor]) -> None:
+    """Let both cores of a replica come to ``what``; what they did to shared ``tensors`` before it is seen after it.
+
+    Raises:
+        NkiValidationError: the other core comes to something else.
+        DeadlockError: it never comes.
+    """
+    key = ("join_cores", core.posted["join_cores"])
+    core.posted["join_cores"] += 1
+    posts = _meet(core, key, _Post(caller(), what, (), ""), what)
+    other = posts[1 - core.index]
+    require(other.label == what, f"the cores of a replica meet in {what} here, but in {other.label} at {other.source}")
+    if core.index == list(posts)[-1]:
+        for tensor in tensors:
+            clear_marks(core, tensor.storage.bank)
+
+
 def _pair(op: str) -> Core:
     checks.at_least(op, enums.nc_version.gen3)
     core = current_core()
@@ -166,7 +183,7 @@ def _meet(core: Core, key: tuple[Any, ...], post: _Post, what: str) -> dict[int,
     """Post at ``key`` and wait until every core has; all posts, in order of arrival."""
     posts = core.run.posts[key]
     posts[core.index] = post
-    core.run.lockstep.wait_until(core.index, lambda: len(posts) == core.run.lnc, f"{what} at {post.source}")
+    core.run.world.lockstep.wait_until(core.seat, lambda: len(posts) == core.run.lnc, f"{what} at {post.source}")
     core.run.posts.pop(key, None)
     return posts
 

@@ -16,7 +16,13 @@ _WIDE = ("float32", "tfloat32")
 # bn_aggr works on (count, mean, count * variance).
 _TRIPLE = 3
 _RANDOM = ("rng", "rand2", "set_rng_seed", "rand_set_state", "rand_get_state")
-_REGISTERS = ("register_move", "register_load", "register_store")
+_MEMORY_REGISTERS = ("register_load", "register_store")
+_REGISTERS = (
+    "register_move",
+    *_MEMORY_REGISTERS,
+    "rank_id",
+    "collective_permute_implicit_current_processing_rank_id",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def duration_of(record: Record, timing: Timing) -> Duration:
 def _register(record: Record, timing: Timing) -> Duration:
     if record.opcode not in _REGISTERS:
         raise ValueError(f"{record.opcode} at {record.source} runs on engine sync; accepted: {', '.join(_REGISTERS)}")
-    moves = record.opcode == "register_move"
+    moves = record.opcode not in _MEMORY_REGISTERS
     return Duration(timing.sync.register_move if moves else timing.sync.register_memory, 0.0, 0.0)
 
 

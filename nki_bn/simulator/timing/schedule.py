@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict, deque
+from collections.abc import Mapping
 
 from nki_bn.hardware import Timing
-from nki_bn.simulator.timing.classes import duration_of
+from nki_bn.simulator.timing.classes import Duration, duration_of
 from nki_bn.simulator.timing.dma import LOAD, WITHIN_HBM, Transfer, transfer_of
 from nki_bn.simulator.timing.engines import Engine, Slot, trigger_time
 from nki_bn.simulator.timing.jobs import Job, jobs_of, semaphore
@@ -21,20 +22,21 @@ from nki_bn.simulator.timing.spans import ORDER, PEER, SPACING, Cause, Span
 from nki_bn.simulator.trace import Record, Trace
 
 
-def schedule(trace: Trace, timing: Timing) -> list[Span]:
-    """A span for each record.
+def schedule(trace: Trace, timing: Timing, collectives: Mapping[int, Duration] | None = None) -> list[Span]:
+    """A span for each record; ``collectives`` says what those cost, by the index of the record.
 
     Raises:
         ValueError: instructions wait for each other, or one is not in the model.
     """
-    return _Schedule(trace, timing).run()
+    return _Schedule(trace, timing, collectives or {}).run()
 
 
 class _Schedule:
     """Streams of jobs per engine, of which the first are placed as soon as what they wait for is known."""
 
-    def __init__(self, trace: Trace, timing: Timing) -> None:
+    def __init__(self, trace: Trace, timing: Timing, collectives: Mapping[int, Duration]) -> None:
         self._timing = timing
+        self._collectives = collectives
         self._jobs = jobs_of(trace)
         self._spans: dict[int, Span] = {}
         self._open = [len(job.edges) for job in self._jobs]
@@ -117,7 +119,8 @@ class _Schedule:
 
     def _execute(self, job: Job, engine: Engine, time: float, cause: Cause | None) -> Span:
         free = engine.free
-        slot = engine.execute(duration_of(job.record, self._timing), time)
+        duration = self._collectives.get(job.record.index) or duration_of(job.record, self._timing)
+        slot = engine.execute(duration, time)
         idle_from = slot.table_load[1] if slot.table_load else free
         return _span(job, slot, _why(cause, time, slot.start, engine.last), idle_from)
 
