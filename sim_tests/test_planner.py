@@ -37,7 +37,8 @@ def forget() -> Any:
 def test_the_fastest_candidate_is_chosen(shape: tuple[int, ...]) -> None:
     problem = BackwardProblem(shape, "bfloat16", lnc=2)
     found = candidates(problem)
-    times = [candidate.prediction.ns for candidate in found]
+    # What is tried beside staged has to be faster by more than predictions are good.
+    times = [candidate.prediction.ns * (1 - 0.01 * (candidate.plan.strategy == "staged")) for candidate in found]
     assert times == sorted(times) and plan(problem) == found[0].plan
     strategies = {"staged", "resident"} | ({"transposed"} if problem.spatial < SHORT_ROW else set())
     assert strategies == {candidate.plan.strategy for candidate in found}
