@@ -37,7 +37,7 @@ class Prediction:
         busy: ns at work by engine; "dma" is the busiest DMA engine when nothing slows it down.
         loaded, stored: bytes that the core moves from and to HBM.
         moving: ns that this takes with the core's share of HBM.
-        steps: instructions that were gone through to find out.
+        steps: calls of the pipeline that it took to find out.
     """
 
     ns: float
@@ -247,6 +247,8 @@ class Pipeline:
     def __init__(self, timing: Timing) -> None:
         self.instructions = 0
         self.end = 0.0
+        # Instructions that another one's step stands for.
+        self._beside = 0
         self._dma = timing.dma
         self._cores = timing.cores
         self._tensor = timing.tensor
@@ -287,6 +289,7 @@ class Pipeline:
         self._free[TENSOR] = start + busy
         self._busy[TENSOR] += busy
         self.instructions += products.count - 1
+        self._beside += products.count - 1
         return self._finish(start + busy + products.latency)
 
     def load(self, transfer: Transfer, ready: float = 0.0) -> float:
@@ -354,7 +357,7 @@ class Pipeline:
             self._loaded,
             self._stored,
             self._moving,
-            self.instructions,
+            self.instructions - self._beside,
         )
 
     def _move(self, transfer: Transfer, ready: float, first: float) -> float:

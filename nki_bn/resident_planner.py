@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Target, load_target
@@ -52,8 +52,8 @@ TENSOR_MOST_COLUMNS = 25_600
 PREDICTED = {"resident": 6, "reread": 3}
 # By the closed form the fastest layout takes at most so many times what the likeliest one takes.
 LIKELY = 1.35
-# Instructions gone through after which nothing further is tried: about 50 ms.
-MOST_STEPS = 40_000
+# Steps of the pipeline after which nothing further is tried: one takes about 3 microseconds.
+MOST_STEPS = 12_000
 # Shares of the slots that the closed form asks for: the second is as many as fit.
 OTHER_RINGS = (0.7, math.inf)
 OTHER_CHUNKS = 2
@@ -174,14 +174,17 @@ class Search:
 
     def improve(self) -> None:
         """Predict what is like the fastest candidate, one kind of change after the other."""
-        for others in (self.other_chunks, self.other_rings, self.other_starts):
-            if self.found and self.steps < MOST_STEPS:
-                for layout, share in others(self.fastest()):
-                    self.predict(self.fitted(layout, share))
-        for _ in range(OTHER_SHARES):
-            if self.found and self.steps < MOST_STEPS:
-                for other in [other for other in self.other_shares(self.fastest()) if other not in self.found][:1]:
-                    self.predict(self.fitted(other))
+        shares = (self._next_share,) * OTHER_SHARES
+        for others in (self.other_chunks, *shares, self.other_rings, self.other_starts, *shares):
+            self._try(others)
+
+    def _try(self, others: Callable[[ResidentLayout], list[tuple[ResidentLayout, float]]]) -> None:
+        if self.found and self.steps < MOST_STEPS:
+            for layout, share in others(self.fastest()):
+                self.predict(self.fitted(layout, share))
+
+    def _next_share(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
+        return [(other, 1.0) for other in self.other_shares(layout) if other not in self.found][:1]
 
     def other_shares(self, layout: ResidentLayout) -> list[ResidentLayout]:
         """The same layout with more or less for an engine."""
