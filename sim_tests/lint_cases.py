@@ -176,7 +176,7 @@ CALLS = {
     "no argument": kernel("return f(n=2)  # NKI223 EE", "def f(x, n):\n    return x"),
     "no argument of a method": kernel(
         "return b.p()",
-        "class B(nl.NKIObject):\n    def p(self):\n        self.q()  # NKI223 EE\n    def q(self, n):\n        return n",
+        "class B(nl.NKIObject):\n    def p(self):\n        self.q()  # NKI223 EE\n    def q(self, n):\n        pass",
         signature="b",
     ),
     "no field of a named tuple": kernel(
