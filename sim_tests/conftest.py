@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which simulator the tests run on; property tests draw the same examples in every default run, new ones at night."""
+"""Which simulator the tests run on; property tests draw the same examples in every default run, new ones at night;
+one process runs XLA.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xla_runs import Xla
 
 settings.register_profile("repeatable", derandomize=True)
 
@@ -45,3 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if VENDOR else ():
         if isinstance(item, pytest.Function) and needs_embedded(item.module):
             item.add_marker(pytest.mark.skip(reason=NEEDS_EMBEDDED))
+
+
+@pytest.fixture(scope="session")
+def xla() -> Iterator[Xla]:
+    """The process that runs StableHLO, started at its first use."""
+    from xla_runs import Xla  # not above: it imports nki_bn before the simulator is chosen
+
+    with Xla() as process:
+        yield process

@@ -20,6 +20,9 @@ from launching import nki
 from nki_bn.simulator import RunOptions
 
 Array = npt.NDArray[Any]
+# An importer of a module of a checkout, and the runs of a kernel by label.
+Module = Callable[[], Any]
+Cases = dict[str, Callable[[], float]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
@@ -35,7 +38,7 @@ class Kernel:
     tolerance: right up to 1."""
 
     name: str
-    cases: dict[str, Callable[[], float]] = field(default_factory=dict)
+    cases: Cases = field(default_factory=dict)
 
 
 def load(path: Path) -> ModuleType:
@@ -67,6 +70,22 @@ def error(result: Any, reference: Array, dtype: np.dtype[Any] | None = None) -> 
     wide = values.astype(np.float64)
     worst = np.abs(wide - reference).max() / max(np.abs(reference).max(), np.finfo(np.float64).tiny)
     return float(worst) / TOLERANCE[dtype or values.dtype] if np.isfinite(wide).all() else np.inf
+
+
+def exact(result: Any, reference: Array) -> float:
+    """0 if ``result`` has the dtype, the shape and the values of ``reference``, else infinity."""
+    values = np.asarray(result)
+    return 0.0 if values.dtype == reference.dtype and np.array_equal(values, reference) else np.inf
+
+
+def provide(name: str, **contents: Any) -> None:
+    """A module ``name`` with ``contents`` for kernels that import it, where it is not installed."""
+    if name in sys.modules or importlib.util.find_spec(name.partition(".")[0]) is not None:
+        return
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    vars(sys.modules[name]).update(contents)
 
 
 def normal(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32, seed: int = 0) -> Array:
