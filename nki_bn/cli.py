@@ -26,8 +26,9 @@ COMMANDS = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2 and one line."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        """Leave with exit code 2 and one line; what would break it or steer a terminal is escaped."""
+        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+        self.exit(2, f"{self.prog}: error: {line}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

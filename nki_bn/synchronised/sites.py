@@ -46,7 +46,7 @@ class SiteOptions:
 
     Raises:
         ValueError: ``mode`` or ``eps`` is not accepted.
-        TypeError: ``eps`` is no number.
+        TypeError: ``eps`` is no number, ``mode`` or ``beta`` no string.
     """
 
     beta: str | None = None
@@ -60,6 +60,8 @@ class SiteOptions:
     def __post_init__(self) -> None:
         check_mode(self.mode)
         require_eps(self.eps, training=True)
+        if self.beta is not None and not isinstance(self.beta, str):
+            raise TypeError(f"beta must be a string or None, got {type(self.beta).__name__}")
 
 
 PLAIN = SiteOptions()
