@@ -28,7 +28,7 @@ ODD = (*NUMBERS, *WORDS, "\udcff", "@x", "--x=1", "-x", "n" * 300, "1,2,", ",", 
 # What lies in the current folder of every run, beside what it writes itself.
 FILES: dict[str, bytes] = {
     "shapes.toml": SHAPES.encode(),
-    "sweep.toml": SWEEP.replace('"lenet"', '"shapes.toml"').encode(),
+    "sweep.toml": SWEEP.replace('"mlp"', '"shapes.toml"').encode(),
     "bad.toml": b"layer = 1\n",
     "rows.jsonl": (bench_rows.record().to_json() + "\n" + bench_rows.record(None, layer="5").to_json() + "\n").encode(),
     "more.jsonl": (bench_rows.record(20.0).to_json() + "\n").encode(),

@@ -68,7 +68,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def check_refusal(error: Exception, names: Collection[str]) -> None:
-    """A refusal as documented: a TypeError or ValueError of our own words, which name one of ``names`` and what is right.
+    """A refusal as documented: a TypeError or ValueError that names one of ``names`` and what is right.
 
     Raises:
         Exception: ``error`` itself, if it is none.
