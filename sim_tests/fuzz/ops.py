@@ -125,6 +125,8 @@ def _snapshot(value: Any) -> Any:
 def _judge(side: str, arguments: dict[str, Any], made: Any) -> None:
     """By the reference and the table of tolerances; an empty batch has nothing to judge but shapes."""
     fields = {name: value for name, value in arguments.items() if name not in WAYS}
+    # The reference takes floats; what the functions take are any real numbers.
+    fields |= {name: float(fields[name]) for name in ("eps", "momentum") if fields.get(name) is not None}
     ways = {name: value for name, value in arguments.items() if name in WAYS and name != "plan"}
     with np.errstate(all="ignore"):
         if side == "fwd":
