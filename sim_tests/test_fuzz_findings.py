@@ -18,7 +18,7 @@ from fuzz.command import run
 import nki_bn.torch as nbt
 from nki_bn import hardware
 from nki_bn.bench.record import record_from
-from nki_bn.synchronised import SiteOptions
+from nki_bn.synchronised import Alone, SiteOptions, bn_fwd_site
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,14 @@ def test_replicas_with_one_value_per_channel(tmp_path: Path) -> None:
 def test_options_of_sites(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} must be a string.*, got ndarray"):
         SiteOptions(**{name: np.ones(3)})
+
+
+@pytest.mark.parametrize("name", ["g", "b"])
+def test_parameters_of_sites(name: str) -> None:
+    x = np.ones((2, 3), np.float32)
+    parameters: Any = {"g": x[0], "b": x[0]} | {name: None}
+    with pytest.raises(TypeError, match=f"{name} must be a NumPy array, got NoneType"):
+        bn_fwd_site(x, parameters, Alone(), "g", SiteOptions("b"))
 
 
 @pytest.mark.parametrize(
