@@ -24,14 +24,19 @@ COMMANDS = {
 }
 
 
+# As shells say it of a process that an interrupt has ended.
+_INTERRUPTED = 130
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2 and one line."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        """Leave with exit code 2 and one line; what would break it or steer a terminal is escaped."""
+        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+        self.exit(2, f"{self.prog}: error: {line}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code, 0 for success and 2 for wrong use."""
+    """Run a command; its exit code, 0 for success, 2 for wrong use, and 130 when it is interrupted."""
     parser = _Parser(prog="nki-bn", description="Batch-norm kernels for AWS Trainium and their simulator.")
     parser.add_argument("--version", action="version", version=f"nki-bn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -48,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone, as with `| head`. Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("nki-bn: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return code
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import resources
@@ -20,7 +20,11 @@ Groups = tuple[tuple[str, ...], ...]
 
 _ENTRY = {"value", "unit", "source", "confidence"}
 _CONFIDENCE = ("high", "medium", "low")
-_HEADER = ("target", "generation", "aliases")
+_HEADER: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "target": ("a name", lambda value: _is_name(value)),
+    "generation": ("a whole number above 0", lambda value: type(value) is int and value > 0),
+    "aliases": ("a list of names", lambda value: isinstance(value, list) and all(map(_is_name, value))),
+}
 
 
 @dataclass(frozen=True)
@@ -263,6 +267,9 @@ def capacities_of(file: str, table: Mapping[str, Any]) -> Target:
     names = {field.name for field in fields(Target)} - {"name", "generation", "aliases"}
     entries = {key: value for key, value in table.items() if key not in (*_HEADER, "timing")}
     _check_keys(file, "", header, set(_HEADER))
+    for key, (accepted, fits) in _HEADER.items():
+        if not fits(header[key]):
+            raise ValueError(f"{file}: {key} is {header[key]!r}; accepted: {accepted}")
     _check_keys(file, "", entries, names)
     values = {key: _entry(file, key, entry, int) for key, entry in entries.items()}
     return Target(header["target"], header["generation"], tuple(header["aliases"]), **values)
@@ -330,9 +337,13 @@ def _value(file: str, key: str, entry: Any) -> Any:
 
 
 def _groups(file: str, key: str, value: Any) -> Groups:
-    if not isinstance(value, list) or not all(isinstance(group, list) for group in value):
+    if not isinstance(value, list) or not all(isinstance(group, list) and all(map(_is_name, group)) for group in value):
         raise ValueError(f"{file}: {key} is {value!r}; accepted: a list of lists of names")
     return tuple(tuple(group) for group in value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _number(file: str, key: str, value: Any, least: float) -> float:

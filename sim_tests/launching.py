@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from nki_bn.simulator import RunOptions, SimulationResult, install, run
 
-install()
+VENDOR = install().kind == "vendor"
+NEEDS_EMBEDDED = "needs the embedded simulator: pytest --simulator embedded"
 
 import nki  # noqa: E402
 import nki.isa as nisa  # noqa: E402
@@ -17,9 +22,41 @@ import nki.language as nl  # noqa: E402
 __all__ = ["launch", "load", "nisa", "nki", "nl", "outputs", "store"]
 
 
-def launch(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **options: Any) -> SimulationResult:
-    """Run ``kernel`` on ``lnc`` cores; ``options`` are those of RunOptions (defaults: trn2, strict)."""
-    return run(kernel, args, {}, lnc, RunOptions(**options))
+class VendorResult:
+    """What the vendor's simulator gives: outputs, and nothing of what only the embedded one knows."""
+
+    def __init__(self, outputs: Any) -> None:
+        self.outputs = outputs
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(NEEDS_EMBEDDED)
+
+
+def launch(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **options: Any) -> SimulationResult | VendorResult:
+    """Run ``kernel`` on ``lnc`` cores of the simulator that the tests run on.
+
+    ``options`` are those of RunOptions (defaults: trn2, strict). Tests that ask for what the vendor's simulator does
+    not have are skipped on it.
+    """
+    if not VENDOR:
+        return run(kernel, args, {}, lnc, RunOptions(**options))
+    _skip_unknown(options)
+    with _target(options.get("target", "trn2")):
+        return VendorResult(nki.simulate(nki.jit(kernel)[lnc] if lnc > 1 else kernel)(*args))
+
+
+def _skip_unknown(options: dict[str, Any]) -> None:
+    """The vendor computes with float32 operands, adds in an order of its own, keeps dtypes, and is never dry."""
+    vendors = {"numerics": "ideal", "accumulate": "pairwise", "precise_fp": True, "dry": False}
+    if any(options.get(name, value) != value for name, value in vendors.items()):
+        pytest.skip(NEEDS_EMBEDDED)
+
+
+@contextmanager
+def _target(name: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "NEURON_PLATFORM_TARGET_OVERRIDE", name)
+        yield
 
 
 def outputs(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **options: Any) -> Any:

@@ -39,6 +39,17 @@ FUNCTIONS = {
     ),
 }
 
+CLOSURE = """
+def build(n):
+    seen = [n]
+    @nki.jit
+    def kernel(x):
+        return nl.full((1, 4), seen[0], nl.float32, buffer=nl.shared_hbm)  # NKI109 EE
+    seen.append(2)
+    return kernel
+"""
+FUNCTIONS["mutable closure"] = IMPORTS + CLOSURE
+
 STATEMENTS = {
     "inner class": kernel("class A(nl.NKIObject):  # NKI120 E-\n    pass\nreturn x"),
     "inner import": kernel("import os  # NKI121 E-\nreturn x"),
@@ -61,6 +72,8 @@ STATEMENTS = {
     "item of an argument": kernel("x[0] = 1.0  # NKI133 EE\nreturn x"),
     "item by slices": kernel("f(x)", "def f(y):\n    y[0:1, :] = 0.0  # NKI133 EE"),
     "item by ellipsis": kernel("f(x)", "def f(y):\n    y[...] = 0.0  # NKI133 EE"),
+    "loop over a tensor": kernel("t = nl.load(x)\nfor row in t:  # NKI135 W-\n    pass\nreturn x"),
+    "loop over a string": kernel("for letter in 'abc':  # NKI135 W-\n    pass\nreturn x"),
     "two mutating targets": kernel("a = [1, 2]\na[0], a[1] = 3, 4  # NKI134 E-\nreturn x"),
 }
 
@@ -119,6 +132,7 @@ EXPRESSIONS = {
     "double-starred argument": kernel("y = {'a': 1}\nreturn dict(**y)  # NKI209 E-"),
     "double-starred dict": kernel("y = {'a': 1}\nreturn {**y, 'b': 2}  # NKI209 E-"),
     "integer key": kernel("y = {1: 2}  # NKI210 E-\nreturn x"),
+    "stored integer key": kernel("y = {}\ny[1] = 2  # NKI210 E-\nreturn x"),
     "member key": kernel("y = {Mode.A: 2}  # NKI210 E-\nreturn x", ENUM),
     "matrix operator": kernel("return x @ n  # NKI211 EW"),
     "tensor operator": kernel("t = nl.load(x)\nreturn t * 2  # NKI212 EW"),
@@ -129,6 +143,13 @@ EXPRESSIONS = {
     "float modulo": kernel("return n / 2 % 2  # NKI214 E-"),
     "string modulo": kernel("print('n is %d' % n)  # NKI214 E-\nreturn x"),
     "or as a choice": kernel("return n or 2  # NKI215 W-"),
+    "or a list": kernel("y = flag or [n]  # NKI215 W-\nreturn x"),
+    "wide power": kernel("return n % 2**40  # NKI216 E-"),
+    "wide shift": kernel("return n % (1 << 32)  # NKI216 E-"),
+    "wide product": kernel("return n % (-65536 * 65536)  # NKI216 E-"),
+    "wide float product": kernel("return 1e30 * 1e30  # NKI216 E-"),
+    "wide constant": kernel("return n % LIMIT  # NKI216 E-", "LIMIT = 1 << 40"),
+    "integer of many digits": kernel(f"return n % 0x{'f' * 6000}  # NKI216 E-"),
     "wide integer": kernel("return n + 4294967296  # NKI216 E-"),
     "low integer": kernel("return n + -2147483649  # NKI216 E-"),
     "wide float": kernel("return 1e39  # NKI216 E-"),
@@ -139,7 +160,40 @@ EXPRESSIONS = {
         "return x if A(1) == A(n) else n  # NKI220 WW",
         "class A(nl.NKIObject):\n    def __init__(self, a):\n        self.a = a",
     ),
+    "chained comparison": kernel("y = (1, 2)\nreturn x if 0 < n < y[n] else n  # NKI222 W-"),
+    "chained division": kernel("return x if 0 < n < 4 // n else n  # NKI222 W-"),
+}
+
+FIELDS = "class A(nl.NKIObject):\n    a: int\n    b: int = 2\n    c = 3"
+DATA_FIELDS = f"from dataclasses import dataclass\n@dataclass(frozen=True)\n{FIELDS}"
+CALLS = {
     "unknown keyword": kernel("return f(x, width=2)  # NKI221 EE", "def f(x, depth=1):\n    return x"),
+    "unknown keyword of an instruction": kernel("nisa.memset(dst=x, value=0, dtype=n)  # NKI221 EE\nreturn x"),
+    "unknown keyword of a creation": kernel("nl.store(x, x, axis=0)  # NKI221 EE\nreturn x"),
+    "unknown field": kernel("return A(a=1, d=2)  # NKI221 EE", FIELDS),
+    "unknown keyword of an initialiser": kernel(
+        "return A(b=2)  # NKI221 EE NKI223 EE",
+        "class A(nl.NKIObject):\n    def __init__(self, a):\n        self.a = a",
+    ),
+    "no dst": kernel("t = nisa.tensor_copy(src=x)  # NKI223 EE\nreturn t"),
+    "no dst by position": kernel("nisa.tensor_tensor(x, x, nl.add)  # NKI223 EE\nreturn x"),
+    "no dtype": kernel("return nl.ndarray((1, 4), buffer=nl.shared_hbm)  # NKI223 EE"),
+    "no argument": kernel("return f(n=2)  # NKI223 EE", "def f(x, n):\n    return x"),
+    "no argument of a method": kernel(
+        "return b.p()",
+        "class B(nl.NKIObject):\n    def p(self):\n        self.q()  # NKI223 EE\n    def q(self, n):\n        pass",
+        signature="b",
+    ),
+    "no field of a named tuple": kernel(
+        "return A(1)  # NKI223 EE", "from typing import NamedTuple\nclass A(NamedTuple):\n    a: int\n    b: int"
+    ),
+    "too many arguments": kernel("return f(x, n, 3)  # NKI224 EE", "def f(x, n):\n    return x"),
+    "too many arguments of nl": kernel("nl.store(x, x, 1)  # NKI224 EE\nreturn x"),
+    "field left out": kernel("return A(b=1)  # NKI225 WW", FIELDS),
+    "field of a dataclass left out": kernel("return A()  # NKI225 WW", DATA_FIELDS),
+    "keyword for kwargs": kernel(
+        "return f(x, width=2)  # NKI226 E-", "def f(x, **options):  # NKI103 W-\n    return x"
+    ),
 }
 
 BUILTINS = {
@@ -175,7 +229,7 @@ CLASSES = {
     ),
     "__slots__": kernel("return B()", "class B(nl.NKIObject):\n    __slots__ = ('a',)  # NKI406 E-"),
     "slots of a dataclass": kernel(
-        "return B()",
+        "return B(1)",
         "from dataclasses import dataclass\n@dataclass(slots=True)  # NKI406 E-\nclass B(nl.NKIObject):\n    a: int",
     ),
     "class body": kernel("return B()", "class B(nl.NKIObject):\n    for i in range(2):  # NKI407 E-\n        pass"),
@@ -194,16 +248,46 @@ API = {
     "old import": "import neuronxcc.nki.language as nl  # NKI501 EE\n",
     "old package": "from neuronxcc import nki  # NKI501 EE\n@nki.jit\ndef kernel(x):\n    raise x  # NKI122 E-\n",
     "list default": kernel("return x", signature="x, axes=[0, 1]  # NKI502 EE\n"),
-    "string buffer": kernel("return nl.ndarray((1, 4), nl.float32, buffer='sbuf')  # NKI503 EE"),
-    "string buffer by position": kernel("return nl.full((1, 4), 0.0, nl.float32, 'psum')  # NKI503 EE"),
     "jit mode": IMPORTS + "@nki.jit(mode='trace')  # NKI504 WW\ndef kernel(x):\n    return x\n",
     "jit target": IMPORTS + "@nki.jit(platform_target='trn2')  # NKI505 EE\ndef kernel(x):\n    return x\n",
     "benchmark": IMPORTS + "def measure(f):\n    return nki.benchmark(f)  # NKI506 EE\n",
     "mgrid": kernel("i = nl.mgrid[0:128, 0:4]  # NKI507 EE\nreturn x"),
     "mask": kernel("nl.store(x, nl.load(x), mask=n)  # NKI507 EE\nreturn x"),
+    "dynamic copy": kernel("nisa.tensor_copy_dynamic_src(x, x)  # NKI507 EE\nreturn x"),
+    "list at a launch": kernel("return x") + "kernel(1, [2, 3])  # NKI502 EE\n",
+    "launch without arguments": kernel("return x") + "kernel[2]()  # NKI514 EE\n",
+    "wide grid": kernel("return x") + "kernel[4](1)  # NKI515 EE\n",
+    "grid of two dimensions": kernel("return x") + "kernel[1, 2](1)  # NKI515 EE\n",
+}
+
+TILE = "t = nl.ndarray((128, 4), nl.float32, buffer=nl.sbuf)\n"
+TENSORS = {
+    "string buffer": kernel("return nl.ndarray((1, 4), nl.float32, buffer='sbuf')  # NKI503 EE"),
+    "string buffer by position": kernel("return nl.full((1, 4), 0.0, nl.float32, 'psum')  # NKI503 EE"),
     "flat tile": kernel("t = nl.zeros((128,), nl.float32)  # NKI508 EE\nreturn x"),
     "flat psum tile": kernel("t = nl.ndarray(shape=[512], dtype=nl.float32, buffer=nl.psum)  # NKI508 EE\nreturn x"),
     "private output": kernel("y = nl.ndarray((1, 4), nl.float32, buffer=nl.hbm)\nreturn x, y  # NKI509 EE"),
+    "flat tile by name": kernel("shape = (128,)\nt = nl.zeros(shape, nl.float32)  # NKI508 EE\nreturn x"),
+    "tile of a number": kernel("t = nl.zeros(128, nl.float32)  # NKI508 EE\nreturn x"),
+    "tile as output": kernel(f"{TILE}return t  # NKI509 EE"),
+    "view of a tile as output": kernel("return x, nl.load(x).reshape((1, 4))[0:1]  # NKI509 EE"),
+    "number of a mode": kernel("nisa.dma_copy(x, x, dge_mode=2)  # NKI510 EE\nreturn x"),
+    "name of an engine": kernel("nisa.tensor_copy(x, x, 'vector')  # NKI510 EE\nreturn x"),
+    "hwdge that casts": kernel(
+        f"{TILE}u = nl.ndarray((128, 4), dtype=nl.bfloat16)\n"
+        "nisa.dma_copy(dst=t[:, 0:2], src=u[:, 0:2], dge_mode=nisa.dge_mode.hwdge)  # NKI511 EE\nreturn x"
+    ),
+}
+
+NAMED = "nl.zeros((1, 4), nl.float32, name='a')"
+NAMES = {
+    "name twice": kernel(f"t = {NAMED}\nu = {NAMED}  # NKI512 WW\nreturn x"),
+    "name in a loop": kernel(f"for i in range(n):\n    t = {NAMED}  # NKI512 WW\nreturn x"),
+    "name inside a condition and after it": kernel(f"if flag:\n    t = {NAMED}\nu = {NAMED}  # NKI512 WW\nreturn x"),
+    "name of an instruction twice": kernel(
+        "nisa.memset(x, 0, name='m')\nnisa.memset(x, 1, name='m')  # NKI512 WW\nreturn x"
+    ),
+    "scalar of 0.7": kernel("return nisa.scalar_load(x)  # NKI513 E-"),
 }
 
 NEAR_MISSES = {
@@ -240,7 +324,26 @@ NEAR_MISSES = {
     ),
     "decorator above jit": f"{IMPORTS}@np.vectorize\n@nki.jit()\ndef kernel(x):\n    return x\n",
     "sub-kernel wrapped for launching": kernel("return f(x)", "def f(x):\n    return x\nlaunch = nki.jit(f)"),
-    "private tensor inside": kernel("y = nl.ndarray((1, 4), nl.float32, buffer=nl.private_hbm)\nreturn nl.copy(y)"),
+    "private tensor inside": kernel(
+        "y = nl.ndarray((1, 4), nl.float32, buffer=nl.private_hbm)\nnl.store(x, nl.load(y))\nreturn x"
+    ),
     "flat tensor in HBM": kernel("return nl.ndarray((128,), nl.float32, buffer=nl.shared_hbm)"),
+    "output by another way": kernel(f"{TILE}t = x\nreturn t"),
+    "name in exclusive branches": kernel(
+        f"if flag:\n    t = {NAMED}\nelse:\n    t = {NAMED}\nif n:\n    u = nl.zeros((1, 4), nl.float32, name='b')\n"
+        "    return x\nreturn nl.zeros((1, 4), nl.float32, buffer=nl.shared_hbm, name='b')"
+    ),
+    "name of a tensor and of an instruction": kernel(f"t = {NAMED}\nnisa.memset(t, 0, name='a')\nreturn x"),
+    "name by the loop": kernel("for i in range(n):\n    t = nl.zeros((1, 4), nl.float32, name=f't{i}')\nreturn x"),
+    "hwdge between views": kernel(
+        f"{TILE}u = nl.ndarray((128, 4), nl.int32)\n"
+        "nisa.dma_copy(t, u.view(nl.float32), dge_mode=nisa.dge_mode.hwdge)\nreturn x"
+    ),
+    "all fields and defaults": kernel("return A(1), A(a=n), A(1, 2, 3)", DATA_FIELDS),
+    "arguments by position and keyword": kernel("return f(n, x=x)", "def f(n, x, m=2):\n    return x"),
+    "launches": kernel("return x") + "kernel[2](1)\nkernel[cores](1)\nkernel(1, axes=(2, 3))\n",
+    "closure that stays": IMPORTS + CLOSURE.replace("    seen.append(2)\n", "").replace("  # NKI109 EE", ""),
+    "chain over shapes": kernel("return n if x.shape[0] == n == x.shape[1] else 0"),
+    "32-bit arithmetic": kernel("return n % (1 << 31) + 65536 * 65535 + -(2**31) + LIMIT", "LIMIT = 2**32 - 1"),
     "no kernel and no nki": "def f(*args):\n    return sorted(args)\n",
 }

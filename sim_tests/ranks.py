@@ -20,7 +20,7 @@ from torch import distributed
 # A server that has imported torch forks the ranks: that takes a moment, where starting Python takes seconds.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "nki_bn.torch"])
-# Seconds for which a rank waits for the others, and a test for its ranks.
+# Seconds for which a rank waits for the others, and a test for its ranks at least.
 TIMEOUT, PATIENCE = 30, 120
 
 
@@ -32,6 +32,7 @@ class Ranks:
     """``size`` processes, each a rank. They live until :meth:`close`."""
 
     def __init__(self, size: int, folder: Path, timeout: float = TIMEOUT) -> None:
+        self._patience = max(PATIENCE, timeout)
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(size):
@@ -50,7 +51,7 @@ class Ranks:
         """
         for end in self._ends:
             end.send((function, arguments))
-        answers = [end.recv() if end.poll(PATIENCE) else (False, "no answer") for end in self._ends]
+        answers = [end.recv() if end.poll(self._patience) else (False, "no answer") for end in self._ends]
         if not all(good for good, _ in answers):
             raise RankError(*("" if good else text for good, text in answers))
         return [result for _, result in answers]
@@ -59,7 +60,7 @@ class Ranks:
         """As :meth:`run`, but only the answer of the first rank counts; others need not give one."""
         for end in self._ends:
             end.send((function, arguments))
-        good, result = self._ends[0].recv() if self._ends[0].poll(PATIENCE) else (False, "no answer")
+        good, result = self._ends[0].recv() if self._ends[0].poll(self._patience) else (False, "no answer")
         if not good:
             raise RankError(result)
         return result

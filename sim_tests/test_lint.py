@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -16,10 +18,12 @@ import pytest
 from nki_bn import lint
 from nki_bn.lint import command
 from nki_bn.lint.engine import TABLES
+from nki_bn.lint.signatures import signatures
 
 ROOT = Path(__file__).resolve().parents[1]
 SEVERITIES = {"E": "error", "W": "warning"}
-GROUPS = ("FUNCTIONS", "STATEMENTS", "DYNAMIC_LOOPS", "EXPRESSIONS", "BUILTINS", "CLASSES", "API")
+GROUPS = ("FUNCTIONS", "STATEMENTS", "DYNAMIC_LOOPS", "EXPRESSIONS", "CALLS", "BUILTINS", "CLASSES", "API")
+GROUPS += ("TENSORS", "NAMES")
 VIOLATIONS = {f"{group}: {name}": text for group in GROUPS for name, text in getattr(lint_cases, group).items()}
 # Syntax of Python 3.12, and a file that is no Python: no snippet of the corpus can hold them.
 ELSEWHERE = {"NKI001", "NKI130", "NKI404"}
@@ -386,6 +390,52 @@ def test_wrong_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         output = capsys.readouterr()
         assert output.out == ""
         assert output.err.startswith(f"{path}: {reason}")
+
+
+def test_unusual_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing in a file makes the linter fail: empty, null bytes, bad escapes, other encodings, Windows and BOM."""
+    kernel = b"import nki\r\n@nki.jit\r\ndef k(x):\r\n    return {x}\r\n"
+    for content, code, start in [
+        (b"", 0, ""),
+        (b'x = "\\d"\n', 0, ""),
+        (b'# coding: latin-1\nx = "\xe9"\n', 0, ""),
+        (b"x = 1\x00\n", 1, "1:1: NKI001"),
+        (b"x = " + b"9" * 6000, 1, "1:1: NKI001"),
+        (b"\xef\xbb\xbf" + kernel, 1, "4:12: NKI201"),
+        (kernel.replace(b"\r\n", b"\r"), 1, "4:12: NKI201"),
+    ]:
+        path = tmp_path / "k.py"
+        path.write_bytes(content)
+        assert run(path) == code, content
+        assert capsys.readouterr().out.startswith(f"{path}:{start}" if start else ""), content
+
+
+def test_no_file_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert capsys.readouterr().err == "FILE: none was given\n"
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--explain", "NKI142") == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[:2] == ["NKI142 nl.dynamic_range (Dynamic loops)", "0.6: warning, 0.7: error"]
+    assert run("--explain", "NKI999") == 2
+    assert "'NKI999'" in capsys.readouterr().err
+
+
+def test_signatures_are_those_of_the_simulator() -> None:
+    """Two tables of the documented parameters, written apart: they agree wherever both know a function."""
+    compared = 0
+    for name, known in signatures().items():
+        module, _, function = name.rpartition(".")
+        found = getattr(importlib.import_module(module.replace("nki", "nki_bn.simulator.api", 1)), function)
+        parameters = inspect.signature(found).parameters.values()
+        if any(item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) for item in parameters):
+            continue
+        compared += 1
+        assert [item.name for item in parameters] == list(known.parameters), name
+        assert {item.name for item in parameters if item.default is item.empty} == known.required, name
+    assert compared > 80
 
 
 def test_wrong_version_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

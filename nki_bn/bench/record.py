@@ -9,6 +9,9 @@ import types
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from nki_bn.hardware import TARGETS
+from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES
+
 OPERATIONS = ("bwd", "fwd", "eval")
 MODELLED, MEASURED = "modelled", "measured"
 OK, FAILED = "ok", "failed"
@@ -116,10 +119,17 @@ class Record(Case):
 _HINTS = get_type_hints(Record)
 _CHOICES = {
     "op": OPERATIONS,
+    "dtype": tuple(DTYPES),
+    "relu": RELU_MODES,
+    "precision": PRECISIONS,
+    "target": TARGETS,
     "timing": (MODELLED, MEASURED),
     "status": (OK, FAILED),
 }
-_POSITIVE = ("count", "lnc", "modelled_us", "measured_us", "roofline_us", "hbm_bytes_min")
+_POSITIVE = "count lnc modelled_us measured_us roofline_us roofline_share hbm_bytes hbm_bytes_min".split()
+_SHAPES = ("shape", "checked_shape")
+# What an integer of a row may be at most: that of 64 bits.
+_LARGEST = 2**63 - 1
 
 
 def record_from(row: Any) -> Record:
@@ -150,6 +160,8 @@ def _check(key: str, value: Any) -> None:
         raise ValueError(f"{key} is {value!r}; accepted: {', '.join(_CHOICES[key])}")
     if key in _POSITIVE and value is not None and value <= 0:
         raise ValueError(f"{key} is {value!r}; accepted: numbers above 0")
+    if key in _SHAPES and value is not None and not (2 <= len(value) <= 5 and min(value) > 0):
+        raise ValueError(f"{key} is {value!r}; accepted: 2 to 5 numbers above 0")
 
 
 def _check_time(record: Record) -> None:
@@ -170,7 +182,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST
     return hint is Any or isinstance(value, hint)
 
 

@@ -82,9 +82,18 @@ def payloads(channels: int, mode: str) -> tuple[int, ...]:
 
 
 def layer_cost(case: Case, replicas: int, mode: str) -> Cost:
-    """That of one layer, forward and backward, whatever the operation of ``case`` is."""
+    """That of one layer, forward and backward, whatever the operation of ``case`` is.
+
+    Raises:
+        ValueError: there are no parameters for its target, or it has one value per channel.
+    """
     common: dict[str, Any] = {"relu": case.relu, "lnc": case.lnc, "target": case.target}
     forward = ForwardProblem(case.shape, case.dtype, **common)
+    if forward.count == 1:
+        raise ValueError(
+            f"{case.model} {case.layer} has 1 value per channel in a batch of {case.shape[0]}; accepted: more than 1, "
+            "as the plain step has the same shape"
+        )
     backward = BackwardProblem(case.shape, case.dtype, **common)
     frozen, sums = replace(forward, training=False), replace(backward, need=("dgamma", "dbeta"))
     links, sizes = load_links(case.target), payloads(forward.channels, mode)
@@ -115,7 +124,7 @@ def report(cases: Iterable[Case], replicas: int, mode: str) -> str:
     """A table with a row per model, dtype, batch and cores, and what it says.
 
     Raises:
-        ValueError: there are no parameters for a target.
+        ValueError: as :func:`layer_cost`.
     """
     costs: dict[tuple[str, str, int, int], Cost] = {}
     for case in cases:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from nki_bn import __version__, execute
 from nki_bn.cases import Draw
 from nki_bn.problem import LNC_VARIABLE
+from nki_bn.simulator.install import CHOICE_VARIABLE
 
 if TYPE_CHECKING:
     from nki_bn.verify import Verification
@@ -24,6 +25,7 @@ TINY = Draw(shape=(2, 3, 4))
 PACKAGES = ("numpy", "ml_dtypes", "torch", "nki", "neuronx-cc", "torch-neuronx")
 VARIABLES = (
     LNC_VARIABLE,
+    CHOICE_VARIABLE,
     "NEURON_PLATFORM_TARGET_OVERRIDE",
     "NKI_SIMULATOR",
     "NKI_PRECISE_FP",

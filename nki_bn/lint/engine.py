@@ -9,19 +9,22 @@ from pathlib import Path
 
 from nki_bn.lint.api import API, file_hits
 from nki_bn.lint.builtins import BUILTINS
+from nki_bn.lint.calls import CALLS
 from nki_bn.lint.classes import CLASSES
 from nki_bn.lint.expressions import EXPRESSIONS
 from nki_bn.lint.functions import FUNCTIONS
 from nki_bn.lint.loops import DYNAMIC_LOOPS
 from nki_bn.lint.module import Library, Module
+from nki_bn.lint.names import NAMES
 from nki_bn.lint.reach import kernel_code
 from nki_bn.lint.rule import ERROR, VERSIONS, Finding, Hit, Rule, Severity, Table
 from nki_bn.lint.statements import STATEMENTS
+from nki_bn.lint.tensors import TENSORS
 from nki_bn.lint.walk import walk
 
 FILES = Table("Files")
 SYNTAX = FILES.rule("NKI001", "syntax error", "the file is not Python", ERROR, ERROR)
-TABLES = (FILES, FUNCTIONS, STATEMENTS, DYNAMIC_LOOPS, EXPRESSIONS, BUILTINS, CLASSES, API)
+TABLES = (FILES, FUNCTIONS, STATEMENTS, DYNAMIC_LOOPS, EXPRESSIONS, CALLS, BUILTINS, CLASSES, API, TENSORS, NAMES)
 RULES: tuple[Rule, ...] = tuple(rule for table in TABLES for rule in table.rules)
 
 

@@ -7,9 +7,10 @@ import ast
 import struct
 from collections.abc import Iterator
 
+from nki_bn.lint.folding import constant_value
 from nki_bn.lint.operands import arithmetic_operands, truth_operands
 from nki_bn.lint.rule import ERROR, WARNING, Hit, Table
-from nki_bn.lint.tree import FunctionNode, parameters
+from nki_bn.lint.tree import last_name
 from nki_bn.lint.values import Kind, is_none
 from nki_bn.lint.walk import Place
 
@@ -75,7 +76,12 @@ OBJECT_EQUALITY = EXPRESSIONS.rule(
     WARNING,
     WARNING,
 )
-KEYWORD = EXPRESSIONS.rule("NKI221", "unknown keyword", "the called function has no such parameter", ERROR, ERROR)
+CHAIN = EXPRESSIONS.rule(
+    "NKI222",
+    "chained comparison",
+    "the parser does not stop at the first part that is false; join the comparisons with `and`",
+    WARNING,
+)
 
 EXPRESSIONS.refuse(SET, "Set")
 EXPRESSIONS.refuse(LAMBDA, "Lambda")
@@ -120,6 +126,19 @@ def chained_in(node: ast.Compare, place: Place) -> Iterator[Hit]:
         yield Hit(CHAINED_IN, node)
 
 
+@EXPRESSIONS.on("Compare")
+def chain(node: ast.Compare, place: Place) -> Iterator[Hit]:
+    """Chained comparisons with a later part that may fail where an earlier one is false."""
+    parts = (item for operand in node.comparators[1:] for item in ast.walk(operand))
+    if len(node.ops) > 1 and any(_may_fail(item) for item in parts):
+        yield Hit(CHAIN, node)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod)
+    return divides or (isinstance(node, ast.Subscript) and last_name(node.value) != "shape")
+
+
 @EXPRESSIONS.on("Starred", "Call", "Dict")
 def starred(node: ast.AST, place: Place) -> Iterator[Hit]:
     """`*x` anywhere, `**x` in calls and dict literals."""
@@ -135,12 +154,17 @@ def starred(node: ast.AST, place: Place) -> Iterator[Hit]:
                 yield Hit(STARRED, value, f"`**{ast.unparse(value)}`")
 
 
-@EXPRESSIONS.on("Dict")
-def dict_key(node: ast.Dict, place: Place) -> Iterator[Hit]:
+@EXPRESSIONS.on("Dict", "Subscript")
+def dict_key(node: ast.Dict | ast.Subscript, place: Place) -> Iterator[Hit]:
     """Keys that are certainly no strings."""
-    for key in node.keys:
+    keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if _of_dict(node, place) else []
+    for key in keys:
         if key is not None and _is_other_key(key, place):
             yield Hit(DICT_KEY, key, f"dict key {ast.unparse(key)}")
+
+
+def _of_dict(node: ast.Subscript, place: Place) -> bool:
+    return place.values.kind(node.value) is Kind.DICT
 
 
 def _is_other_key(key: ast.expr, place: Place) -> bool:
@@ -195,18 +219,22 @@ def tensor_truth(node: ast.AST, place: Place) -> Iterator[Hit]:
 def bool_operand(node: ast.BoolOp, place: Place) -> Iterator[Hit]:
     """`x or 2`: a choice by truth."""
     for value in node.values:
-        if isinstance(value, ast.Constant) and not isinstance(value.value, bool):
+        if _is_no_bool(value):
             word = "and" if isinstance(node.op, ast.And) else "or"
             yield Hit(BOOL_OPERAND, value, f"{ast.unparse(value)} as an operand of `{word}`")
 
 
+def _is_no_bool(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return not isinstance(value.value, bool)
+    return isinstance(value, ast.List | ast.Tuple | ast.Dict | ast.JoinedStr)
+
+
 @EXPRESSIONS.on("Constant")
 def literal(node: ast.Constant, place: Place) -> Iterator[Hit]:
-    """Literals that the parser does not have, or that do not fit its numbers."""
+    """Literals that the parser does not have."""
     if isinstance(node.value, bytes | complex) or (node.value is ... and not _is_index(node, place)):
         yield Hit(LITERAL, node, f"literal {ast.unparse(node)}")
-    elif isinstance(node.value, float | int) and not _fits(node.value, place.parent):
-        yield Hit(WIDE_NUMBER, node, f"number {ast.unparse(node)}")
 
 
 def _is_index(node: ast.Constant, place: Place) -> bool:
@@ -215,25 +243,36 @@ def _is_index(node: ast.Constant, place: Place) -> bool:
     return isinstance(place.parent, ast.Subscript | ast.Expr)  # `...` as a statement is an empty body
 
 
+@EXPRESSIONS.on("Constant", "Name", "BinOp")
+def wide_number(node: ast.Constant | ast.Name | ast.BinOp, place: Place) -> Iterator[Hit]:
+    """Literals, constants of the module and arithmetic on them, where 32 bits do not hold the value."""
+    value = constant_value(node, place.module, place.unit.names)
+    inner = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+    parts = [constant_value(part, place.module, place.unit.names) for part in inner]
+    if value is not None and not _fits(value, place.parent) and all(map(_fits_alone, parts)):
+        yield Hit(WIDE_NUMBER, node, f"number {_short(node, value)}")
+
+
+def _short(node: ast.expr, value: float | int) -> str:
+    """The number as the source has it, unless it is longer than anybody reads."""
+    digits = isinstance(value, int) and value.bit_length() > 200
+    return "of more than 200 bits" if digits else ast.unparse(node)
+
+
 def _fits(value: float | int, parent: ast.AST) -> bool:
     """Whether 32 bits hold a literal, signed or unsigned."""
+    if isinstance(value, int) and isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub):
+        return value <= 2**31
+    return _fits_alone(value)
+
+
+def _fits_alone(value: float | int | None) -> bool:
+    if value is None:
+        return True
     if isinstance(value, int):
-        negative = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
-        return value <= 2**31 if negative else value < 2**32
+        return -(2**31) <= value < 2**32
     try:
         struct.pack("<f", value)
     except OverflowError:
         return False
     return value != float("inf")  # a literal such as 1e400
-
-
-@EXPRESSIONS.on("Call")
-def keyword(node: ast.Call, place: Place) -> Iterator[Hit]:
-    """Keywords that the called function of this package does not have."""
-    found = place.resolve(node.func)
-    if not found or not isinstance(found.node, FunctionNode) or found.node.args.kwarg or found.node.decorator_list:
-        return
-    names = {arg.arg for arg in parameters(found.node)}
-    for given in node.keywords:
-        if given.arg is not None and given.arg not in names:
-            yield Hit(KEYWORD, given.value, f"keyword {given.arg} of {found.node.name}")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from nki_bn.lint.reach import is_jit
 from nki_bn.lint.rule import ERROR, WARNING, Hit, Table
-from nki_bn.lint.tree import ACCESSORS, FunctionNode, last_name
+from nki_bn.lint.state import changing_names
+from nki_bn.lint.tree import ACCESSORS, FunctionNode, bound_names, last_name
 from nki_bn.lint.walk import Place
 
 FUNCTIONS = Table("Functions")
@@ -56,7 +57,7 @@ RECURSION = FUNCTIONS.rule(
 )
 GLOBAL_STATE = FUNCTIONS.rule(
     "NKI109",
-    "read of a mutable global",
+    "read of mutable state",
     "compiled kernels are cached by their arguments alone, so a later change goes unseen; pass it as an argument",
     ERROR,
     ERROR,
@@ -115,7 +116,14 @@ def recursion(node: FunctionNode, place: Place) -> Iterator[Hit]:
 
 @FUNCTIONS.on("Name")
 def global_state(node: ast.Name, place: Place) -> Iterator[Hit]:
-    """Reads of module-level containers that something changes, and of names rebound through ``global``."""
-    if isinstance(node.ctx, ast.Load) and node.id not in place.unit.names:
+    """Reads of containers outside the kernel that something changes, and of names rebound through ``global``."""
+    if not isinstance(node.ctx, ast.Load):
+        return
+    if node.id not in place.unit.names:
         if node.id in place.module.names and node.id in place.module.mutable_globals:
             yield Hit(GLOBAL_STATE, node, f"read of the mutable global {node.id}")
+        return
+    around = list(place.module.functions_around(place.unit.node))
+    if around and node.id not in bound_names(place.unit.node):
+        if any(node.id in changing_names(outer) for outer in around):
+            yield Hit(GLOBAL_STATE, node, f"read of {node.id}, which the function around the kernel changes")

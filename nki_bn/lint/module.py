@@ -7,12 +7,13 @@ import ast
 import os
 import re
 import tokenize
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from nki_bn.lint.state import mutable_globals
+from nki_bn.lint.state import changing_names
 from nki_bn.lint.tree import DefinitionNode, FunctionNode, argument, bound_name, own_nodes
 
 LOOPS = {"nki.language.fori_loop": 2, "nki.language.while_loop": 1}  # position of the body argument
@@ -32,7 +33,7 @@ class Module:
     def __init__(self, text: str, filename: str, library: Library) -> None:
         self.filename = filename
         self._lines = re.split(r"\r\n|\r|\n", text)
-        self.tree = ast.parse(text, filename)
+        self.tree = _parse(text, filename)
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         self.imports = dict(_imports(self.tree))
         self.definitions = {node.name: node for node in own_nodes(self.tree) if isinstance(node, DefinitionNode)}
@@ -43,7 +44,19 @@ class Module:
     @cached_property
     def mutable_globals(self) -> frozenset[str]:
         """Module-level names whose objects change after their definition."""
-        return mutable_globals(self.tree)
+        return changing_names(self.tree)
+
+    @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """The names that the module assigns once, with what it assigns."""
+        stored = [node.id for node in own_nodes(self.tree) if isinstance(node, ast.Name) and bound_name(node)]
+        return {
+            target.id: statement.value
+            for statement in self.tree.body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name) and stored.count(target.id) == 1
+        }
 
     def dotted(self, node: ast.AST) -> str | None:
         """The full name of an imported object, ``nki.language.ndarray`` for ``nl.ndarray``; None for other nodes."""
@@ -133,6 +146,14 @@ class Library:
             except (OSError, SyntaxError, UnicodeDecodeError):  # reported when that file itself is linted
                 self._modules[path] = None
         return self._modules[path]
+
+
+def _parse(text: str, filename: str) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # on escapes in strings, which are nobody's concern here
+        try:
+            return ast.parse(text, filename)
+        except ValueError as error:  # a null byte, before Python 3.12
+            raise SyntaxError(str(error)) from error
 
 
 def read_source(path: Path) -> str:

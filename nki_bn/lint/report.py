@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from nki_bn.lint.engine import lint_with
+from nki_bn.lint.engine import RULES, TABLES, lint_with
 from nki_bn.lint.module import Library, read_source
 from nki_bn.lint.rule import ERROR, VERSIONS, Finding
 
@@ -28,7 +28,7 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
         0 when there are no errors (warnings allowed), 1 when there are, syntax errors included, 2 when a path is not a
         readable Python file or a version is unknown (said on stderr, nothing is checked).
     """
-    complaints = [*_wrong_versions(versions), *_wrong_paths(paths)]
+    complaints = [*([] if paths else ["FILE: none was given"]), *_wrong_versions(versions), *_wrong_paths(paths)]
     if complaints:
         print("\n".join(complaints), file=sys.stderr)
         return WRONG_USE
@@ -37,6 +37,21 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     findings = sorted(found)
     print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else _text(findings), end="")
     return ERRORS if any(finding.severity is ERROR for finding in findings) else CLEAN
+
+
+def explain(code: str) -> int:
+    """Print what a rule refuses, how each version takes it, and why; returns 0, or 2 for an unknown code."""
+    for table in TABLES:
+        for rule in table.rules:
+            if rule.code == code:
+                taken = ", ".join(f"{version}: {rule.severity(version) or 'ok'}" for version in VERSIONS)
+                print(f"{rule.code} {rule.construct} ({table.title})\n{taken}\n{rule.reason}")
+                return CLEAN
+    codes = [rule.code for rule in RULES]
+    print(
+        f"--explain: got {code!r}, accepted are {len(codes)} codes from {min(codes)} to {max(codes)}", file=sys.stderr
+    )
+    return WRONG_USE
 
 
 def _text(findings: Sequence[Finding]) -> str:
@@ -55,7 +70,8 @@ def _wrong_paths(paths: Sequence[str | Path]) -> list[str]:
 def _complaint(path: Path) -> str:
     """Why a path cannot be linted, '' when it can."""
     if not path.is_file():
-        return "a folder, accepted are files" if path.is_dir() else "no such file"
+        found = "a folder" if path.is_dir() else "not a regular file" if path.exists() else ""
+        return f"{found}, accepted are files" if found else "no such file"
     if path.suffix != ".py":
         return f"not a Python file, accepted is the suffix .py and not {path.suffix!r}"
     try:

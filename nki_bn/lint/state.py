@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Module-level names whose objects change after their definition."""
+"""Names of a module, or of a function around a kernel, whose objects change after their definition."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _MUTATORS = frozenset(
 )
 
 
-def mutable_globals(tree: ast.Module) -> frozenset[str]:
-    """The names of module-level containers that something in the module changes, and those rebound by ``global``."""
-    containers = {name for statement in tree.body for name in _containers(statement)}
-    rebound = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    return frozenset(containers & set(_changed(tree, frozenset())) | rebound)
+def changing_names(outer: ast.Module | FunctionNode) -> frozenset[str]:
+    """The names of containers that something in ``outer`` changes, and those rebound by ``global`` or ``nonlocal``."""
+    rebinding = ast.Global if isinstance(outer, ast.Module) else ast.Nonlocal
+    containers = {name for statement in outer.body for name in _containers(statement)}
+    rebound = {name for node in ast.walk(outer) if isinstance(node, rebinding) for name in node.names}
+    changed = {name for statement in outer.body for name in _changed(statement, frozenset())}
+    return frozenset(containers & changed | rebound)
 
 
 def _containers(statement: ast.stmt) -> Iterator[str]:

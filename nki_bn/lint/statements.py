@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nki_bn.lint.rule import ERROR, Hit, Table
+from nki_bn.lint.rule import ERROR, WARNING, Hit, Table
 from nki_bn.lint.tree import parameters
 from nki_bn.lint.values import Kind
 from nki_bn.lint.walk import Place, is_no_reorder
@@ -50,6 +50,13 @@ MUTATING_TARGETS = STATEMENTS.rule(
     ERROR,
 )
 
+LOOP_ITERABLE = STATEMENTS.rule(
+    "NKI135",
+    "loop over a string or a tensor",
+    "documented are ranges, lists, tuples and the keys of dicts; write an index loop",
+    WARNING,
+)
+
 STATEMENTS.refuse(INNER_IMPORT, "Import", "ImportFrom")
 STATEMENTS.refuse(RAISE, "Raise")
 STATEMENTS.refuse(TRY, "Try", "TryStar")
@@ -83,6 +90,14 @@ def loop_target(node: ast.For, place: Place) -> Iterator[Hit]:
     """Loop variables are plain names."""
     if not isinstance(node.target, ast.Name):
         yield Hit(LOOP_TARGET, node.target, f"loop target `{ast.unparse(node.target)}`")
+
+
+@STATEMENTS.on("For", "AsyncFor")
+def loop_iterable(node: ast.For, place: Place) -> Iterator[Hit]:
+    """What loops run over."""
+    kind = place.values.kind(node.iter)
+    if kind in (Kind.STRING, Kind.TENSOR):
+        yield Hit(LOOP_ITERABLE, node.iter, f"loop over the {kind.name.lower()} {ast.unparse(node.iter)}")
 
 
 @STATEMENTS.on("For", "AsyncFor", "While")

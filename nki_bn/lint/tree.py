@@ -75,3 +75,16 @@ def bound_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.arg):
         return node.arg
     return node.name if isinstance(node, DefinitionNode) else None
+
+
+def assigned_values(function: FunctionNode, name: str) -> list[ast.expr]:
+    """Every value that a local name is assigned; none when it is bound in another way too."""
+    bound = [node for node in ast.walk(function) if node is not function and bound_name(node) == name]
+    values = [
+        node.value
+        for node in own_nodes(function)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id == name
+    ]
+    return values if len(values) == len(bound) else []

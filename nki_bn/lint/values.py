@@ -34,7 +34,7 @@ class Kind(Enum):
     OBJECT = auto()  # of a class without __eq__
 
 
-_TENSOR_MAKERS = (
+TENSOR_MAKERS = (
     "ndarray zeros ones full zeros_like empty_like rand shared_constant shared_identity_matrix load copy"
     " load_transpose2d gather_flattened transpose broadcast_to expand_dims add subtract multiply divide maximum minimum"
     " abs_max abs_min power equal not_equal less less_equal greater greater_equal bitwise_and bitwise_or bitwise_xor"
@@ -42,12 +42,12 @@ _TENSOR_MAKERS = (
     " rsqrt tanh sigmoid relu gelu silu softplus mish erf reciprocal sin cos tan arctan ceil floor trunc negative sign"
     " sum max min mean prod var all softmax rms_norm where dropout matmul"
 ).split()
-_VIEW_METHODS = frozenset(
+VIEW_METHODS = frozenset(
     "slice select vector_select permute broadcast expand_dim squeeze_dim reshape_dim flatten_dims reshape rearrange"
     " view reinterpret_cast ap indirect".split()
 )
 _CALLS = {
-    **{f"nki.language.{name}": Kind.TENSOR for name in _TENSOR_MAKERS},
+    **{f"nki.language.{name}": Kind.TENSOR for name in TENSOR_MAKERS},
     "nki.isa.register_alloc": Kind.REGISTER,
     "nki.isa.get_nc_version": Kind.NC_VERSION,
     "nki.collectives.rank_id": Kind.REGISTER,
@@ -114,7 +114,7 @@ class Values:
 
     def _call(self, node: ast.Call) -> Kind | None:
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in _VIEW_METHODS:
+        if isinstance(function, ast.Attribute) and function.attr in VIEW_METHODS:
             if self.kind(function.value) is Kind.TENSOR:
                 return Kind.TENSOR
         if isinstance(function, ast.Name) and function.id not in self._module.names | self._local:

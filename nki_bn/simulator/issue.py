@@ -226,9 +226,37 @@ def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> Non
         tensor.begun()[...] |= result.mask.reshape(array.shape) if isinstance(result, Masked) else True
     if isinstance(result, Masked):
         mask = result.mask.reshape(array.shape)
-        np.copyto(array, values, where=mask)
+        if _overlaps_itself(array):
+            _write_in_order(array, values, mask)
+        else:
+            np.copyto(array, values, where=mask)
         per_byte = np.broadcast_to(mask[..., None], (*mask.shape, dtypes.size_of(tensor.dtype))).reshape(shadow.shape)
         np.bitwise_or(shadow, WRITTEN, out=shadow, where=per_byte)
         return
-    array[...] = values
+    if _overlaps_itself(array):
+        _write_in_order(array, values)
+    else:
+        array[...] = values
     shadow |= WRITTEN
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Whether two elements of a view may be the same one in memory: not if each stride steps over all inner ones."""
+    reach = 0
+    for stride, size in sorted(zip(array.strides, array.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _write_in_order(array: Array, values: Array, mask: Array | None = None) -> None:
+    """Set the elements (those in ``mask``) one by one: of several values for one element the last one stays."""
+    places: Array = np.zeros((), np.intp)
+    for stride, size in zip(array.strides, array.shape, strict=True):
+        places = places[..., None] + np.arange(size) * (stride // array.itemsize)
+    # As unsigned integers: NumPy makes no such views of the dtypes that it does not have itself.
+    bits = f"u{array.itemsize}"
+    line = np.lib.stride_tricks.as_strided(array.view(bits), (int(places.max()) + 1,), (array.itemsize,))
+    chosen: Any = ... if mask is None else mask
+    line[places[chosen].reshape(-1)] = values.view(bits)[chosen].reshape(-1)

@@ -45,7 +45,10 @@ def check_mode(mode: str) -> str:
 
     Raises:
         ValueError: it is not.
+        TypeError: it is no string.
     """
+    if not isinstance(mode, str):
+        raise TypeError(f"mode must be a string, got {type(mode).__name__}")
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; accepted: {', '.join(map(repr, MODES))}")
     return mode

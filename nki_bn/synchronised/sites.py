@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nki_bn import execute, ops
-from nki_bn.problem import Array, BackwardCase, ForwardCase, require_eps
+from nki_bn.problem import Array, BackwardCase, ForwardCase, require_array, require_eps
 from nki_bn.requests import prepare_backward, prepare_forward
 from nki_bn.synchronised.exchange import (
     Moments,
@@ -46,7 +46,7 @@ class SiteOptions:
 
     Raises:
         ValueError: ``mode`` or ``eps`` is not accepted.
-        TypeError: ``eps`` is no number.
+        TypeError: ``eps`` is no number, ``mode`` or ``beta`` no string.
     """
 
     beta: str | None = None
@@ -60,6 +60,8 @@ class SiteOptions:
     def __post_init__(self) -> None:
         check_mode(self.mode)
         require_eps(self.eps, training=True)
+        if self.beta is not None and not isinstance(self.beta, str):
+            raise TypeError(f"beta must be a string or None, got {type(self.beta).__name__}")
 
 
 PLAIN = SiteOptions()
@@ -213,9 +215,14 @@ def running_statistics(mean: Array, var: Array, batch: Statistics, momentum: flo
 
 
 def _columns(parameters: Parameters, tag: str, options: SiteOptions) -> tuple[Array, Array]:
-    """gamma and beta [C]."""
+    """gamma and beta [C], which a site always has; they are named as among the parameters."""
     gamma = parameters[tag]
-    return gamma, np.zeros_like(gamma) if options.beta is None else parameters[options.beta]
+    require_array(tag, gamma)
+    if options.beta is None:
+        return gamma, np.zeros_like(gamma)
+    beta = parameters[options.beta]
+    require_array(options.beta, beta)
+    return gamma, beta
 
 
 def _claim(parameters: Parameters, group: ArrayGroup, names: tuple[str, ...]) -> None:

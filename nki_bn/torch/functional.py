@@ -51,7 +51,7 @@ def batch_norm(
     Raises:
         ValueError: ``backend`` does not fit the device; in training, there is one value per channel, eps is not above
             0, there is only one of the two running statistics, or nothing that counts for momentum None.
-        TypeError: a dtype is not one that the kernel takes.
+        TypeError: an argument is of the wrong type, or a dtype is not one that the kernel takes.
         RuntimeError: as torch: a parameter or statistic has another length than C, or is missing in eval.
     """
     statistics = (running_mean, running_var, num_batches_tracked, momentum, eps)
@@ -120,13 +120,16 @@ def saves_mask(relu_mask: str) -> bool:
 
 
 def check_residual(input: Tensor, residual: Tensor) -> None:
-    """Refuse, by a ValueError, a residual of another shape than the input."""
+    """Refuse, by a ValueError, a residual of another shape than the input; by a TypeError, what is no tensor."""
+    _check_tensor("input", input)
+    _check_tensor("residual", residual)
     if residual.shape != input.shape:
         raise ValueError(f"residual has shape {tuple(residual.shape)}; accepted: {tuple(input.shape)}, that of input")
 
 
 def run(call: Forward, backend: str | None) -> Tensor:
     """y of a call, on the path for its device; raises as :func:`batch_norm`."""
+    check_types(call)
     path = path_of(call.x.device.type, backend)
     if call.training:
         check_training(call)
@@ -137,6 +140,28 @@ def run(call: Forward, backend: str | None) -> Tensor:
     check_dtypes(call)
     check_lengths(call)
     return gradients.forward(call)
+
+
+def check_types(call: Forward) -> None:
+    """Refuse, by a TypeError, what is no tensor, bool or number; by a ValueError, an input of a rank not 2 to 5."""
+    _check_tensor("input", call.x)
+    columns = {"running_mean": call.running_mean, "running_var": call.running_var}
+    others = {**columns, "weight": call.weight, "bias": call.bias, "num_batches_tracked": call.num_batches_tracked}
+    for name, tensor in others.items():
+        if tensor is not None:
+            _check_tensor(name, tensor, " or None")
+    if not isinstance(call.training, bool):
+        raise TypeError(f"training must be a bool, got {type(call.training).__name__}")
+    for name, value in {"momentum": 0.0 if call.momentum is None else call.momentum, "eps": call.eps}.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 2 <= call.x.dim() <= 5:
+        raise ValueError(f"input has shape {tuple(call.x.shape)}; accepted: ranks 2 to 5, [B, C, ...]")
+
+
+def _check_tensor(name: str, value: object, more: str = "") -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor{more}, got {type(value).__name__}")
 
 
 def check_training(call: Forward) -> None:

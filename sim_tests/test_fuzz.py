@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short fuzzing of every surface, longer at night; the checks themselves; sweeps that are killed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fuzz.__main__ import SURFACES
+from fuzz.command import run
+from fuzz.interpretation import Operand, Step
+from fuzz.memory import Tile
+from fuzz.programs import Program
+from fuzz.simulator import check_program
+from fuzz.surface import HangError, Surface, check_refusal, limited, run_examples
+from hypothesis import strategies as st
+
+from nki_bn.bench.rows import read_records
+
+SMOKE = {"command": 40, "ops": 40, "readers": 150, "simulator": 60, "sites": 5, "torch": 10}
+
+
+def fuzzed(name: str, number: int, seed: int) -> int:
+    return run_examples(importlib.import_module(f"fuzz.{name}").SURFACE, number, seed)
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_a_few_examples(name: str) -> None:
+    assert fuzzed(name, SMOKE[name], 0) >= SMOKE[name] // 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SURFACES)
+def test_many_examples(name: str) -> None:
+    seed = int(time.time())
+    assert fuzzed(name, 30 * SMOKE[name], seed) >= SMOKE[name], f"seed {seed}"
+
+
+def test_a_fault_is_found_and_a_hang_ends() -> None:
+    def check(value: int) -> None:
+        assert value < 50
+
+    with pytest.raises(AssertionError):
+        run_examples(Surface(st.integers(0, 99), check), 200, 0)
+    with pytest.raises(HangError), limited(0.05):
+        time.sleep(5)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("eps"), ValueError("no"), ValueError("eps is odd"), TypeError("accepted: 1")]
+)
+def test_what_is_no_documented_refusal(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        check_refusal(error, {"eps"})
+
+
+def test_a_documented_refusal() -> None:
+    check_refusal(ValueError("eps is 0; accepted: above 0"), {"eps"})
+    assert Surface(st.none(), print).check is print
+
+
+PLAIN = (Tile((2, 6), "float32", "sbuf", 1), Tile((2, 6), "float32", "sbuf", 2))
+
+
+def program(name: str, path: Any = (), **arguments: Any) -> Program:
+    return Program(PLAIN, (Step(name, {"dst": Operand(0, path), "src": Operand(1, path)}, arguments),), "ideal")
+
+
+def test_the_interpretation_tells_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_program(program("tensor_copy"))
+    monkeypatch.setattr("fuzz.interpretation.wide", lambda values: values.astype(np.float32) + 1)
+    wrong = Tile((2, 6), "bfloat16", "sbuf", 1)
+    with pytest.raises(AssertionError, match="tile 0"):
+        check_program(Program((wrong, PLAIN[1]), program("tensor_copy").steps, "ideal"))
+
+
+def test_of_several_values_for_one_element_the_last_one_stays() -> None:
+    """Columns 0, 2, 1, 3, 2, 4 of the pattern: the fifth element written is column 2 again."""
+    overlapping = (("ap", (((6, 2), (1, 3), (2, 2)), 0)),)
+    whole = Operand(1)
+    for dtype in ("float32", "float8_e5m2", "int16"):
+        tiles = (Tile((2, 6), dtype, "sbuf", 1), PLAIN[1])
+        check_program(Program(tiles, (Step("tensor_copy", {"dst": Operand(0, overlapping), "src": whole}),), "ideal"))
+        masked = Step(
+            "nc_stream_shuffle", {"dst": Operand(0, overlapping), "src": Operand(0)}, {"shuffle_mask": SHUFFLE}
+        )
+        check_program(Program(tiles, (masked,), "ideal"))
+
+
+SHUFFLE = [1, 255, *range(2, 32)]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "\udcff"])
+def test_odd_arguments_stay_on_one_line(name: str) -> None:
+    code, said, complained = run(["plan", name, "--shape", "2,3,4"])
+    assert code == 2 and not said and complained.count("\n") == 1 and complained[:-1].isprintable()
+
+
+def sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "nki_bn.cli", "bench", "shapes.toml", "--dry", "-o", "out.jsonl", *options]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_sweep_goes_on(how: signal.Signals, tmp_path: Path) -> None:
+    """Every row that was written stays, byte by byte, and only the others are run again."""
+    layers = "".join(f"[[layer]]\nchannels = {channels}\nspatial = [9]\ncount = 1\n" for channels in range(1, 25))
+    (tmp_path / "shapes.toml").write_text(f'model = "many"\n{layers}')
+    out = tmp_path / "out.jsonl"
+    running = sweep(tmp_path)
+    start = time.monotonic()
+    while not (out.exists() and out.read_bytes().count(b"\n") >= 2) and time.monotonic() - start < 60:
+        time.sleep(0.002)
+    running.send_signal(how)
+    complained = running.communicate(timeout=60)[1]
+    assert running.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+    assert how == signal.SIGKILL or complained == "nki-bn: interrupted\n"
+    done = [line for line in out.read_text().split("\n")[:-1] if json.loads(line)["status"] == "ok"]
+    assert 2 <= len(done) < 24 and [path.name for path in tmp_path.glob("*.part")] == []
+    again = sweep(tmp_path, "--resume")
+    assert again.communicate(timeout=120)[1] == "" and again.returncode == 0
+    assert out.read_text().split("\n")[: len(done)] == done
+    assert sorted(record.shape[1] for record in read_records(out)) == list(range(1, 25))
