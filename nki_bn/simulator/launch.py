@@ -20,6 +20,7 @@ from nki_bn.simulator.errors import IncompleteOutputError, NkiValidationError
 from nki_bn.simulator.machine import Core, Run, RunOptions, Shaped, element_flags, enter
 from nki_bn.simulator.memory import WRITTEN, MemoryRegion
 from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.scheduling import finish
 from nki_bn.simulator.tensor import NkiTensor
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
 from nki_bn.simulator.trace import Trace
@@ -61,7 +62,7 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
     function = getattr(kernel, "func", kernel)
     if not args and not kwargs:
         raise TypeError(f"kernel {function.__name__} was called without arguments")
-    state = Run(options, check_lnc(lnc, options))
+    state = Run(options, check_lnc(lnc, options), getattr(kernel, "schedule", {}))
     arguments = _Arguments(state)
     placed = arguments.bind(function, args, kwargs)
     body = _with_memory_keywords(function)
@@ -76,6 +77,7 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
     # A new context per launch: kernels may be launched while another one runs, and from several threads.
     bodies = [functools.partial(contextvars.copy_context().run, on(core)) for core in state.cores]
     returned = state.lockstep.run(bodies)[0]
+    finish([core.schedule for core in state.cores])
     arguments.write_back()
     outputs = arguments.collect(returned)
     return SimulationResult(

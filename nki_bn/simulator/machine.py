@@ -16,6 +16,7 @@ from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.lockstep import Lockstep
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
+from nki_bn.simulator.scheduling import Edges, NamedEdges
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
 
@@ -68,6 +69,7 @@ class Run:
 
     options: RunOptions
     lnc: int
+    edges: Edges = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     shared: list[tuple[Storage, NkiTensor]] = field(default_factory=list)
     posts: dict[Any, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -129,6 +131,9 @@ class Core:
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
         self.random = np.random.default_rng(index)
+        self.schedule = NamedEdges(run.edges)
+        self.loops: list[int] = []  # the device loops that the kernel is in, numbered as they were entered
+        self.loop_count = 0
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
 
     @property

@@ -20,10 +20,7 @@ def refusing(full_name: str) -> Callable[..., Any]:
     return refuse
 
 
-activate2 = refusing("nki.isa.activate2")
-dma_compute = refusing("nki.isa.dma_compute")
 dropout = refusing("nki.isa.dropout")
-exponential = refusing("nki.isa.exponential")
 local_gather = refusing("nki.isa.local_gather")
 max8 = refusing("nki.isa.max8")
 nc_find_index8 = refusing("nki.isa.nc_find_index8")
