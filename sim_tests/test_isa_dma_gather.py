@@ -278,7 +278,8 @@ def test_refusals_of_copies() -> None:
     refused("vector_offset must have shape \\(64, 1\\) .* got \\(32, 1\\)", copy_rows(short))
     column = load
     refused(
-        "takes no run-time index|accepted: sbuf or psum", lambda t, i: nisa.tensor_copy(load(t), selected(t, column(i)))
+        "tensor_copy src is in private_hbm; accepted: sbuf or psum",
+        lambda t, i: nisa.tensor_copy(load(t), selected(t, column(i))),
     )
 
 

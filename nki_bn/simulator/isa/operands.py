@@ -24,10 +24,7 @@ class Operands:
     def tile(self, argument: str, value: Any, regions: tuple[MemoryRegion, ...] = checks.ON_CHIP) -> NkiTensor:
         """A tensor in one of ``regions``; errors as :func:`checks.tile`."""
         tensor = checks.tile(self.instruction, argument, value, regions)
-        require(
-            not isinstance(tensor.dynamic, FreeOffsets), f"{self.instruction} {argument} cannot be indirect: {tensor!r}"
-        )
-        return self._settled(tensor)
+        return self._fixed(argument, tensor)
 
     def pair(
         self, dst: Any, data: Any, argument: str = "data", *, indirect: bool = False
@@ -53,7 +50,7 @@ class Operands:
     def column(self, argument: str, value: Any, data: NkiTensor, *, float32_only: bool = True) -> Any:
         """A number or a column for ``data``; errors as :func:`checks.column_operand`."""
         checked = checks.column_operand(self.instruction, argument, value, data, float32_only=float32_only)
-        return self._settled(checked) if isinstance(checked, NkiTensor) else checked
+        return self._fixed(argument, checked) if isinstance(checked, NkiTensor) else checked
 
     def result(self, argument: str, value: Any, data: NkiTensor) -> NkiTensor | None:
         """The tile that an accumulator is read out into, one element per partition of ``data``; None stays None.
@@ -79,6 +76,12 @@ class Operands:
         tensor = checks.tile(self.instruction, argument, value, regions)
         self._check_base(argument, tensor, tensor if base is None else base)
         return self._settled(tensor, TENSOR_GROUP)
+
+    def _fixed(self, argument: str, tensor: NkiTensor) -> NkiTensor:
+        require(
+            not isinstance(tensor.dynamic, FreeOffsets), f"{self.instruction} {argument} cannot be indirect: {tensor!r}"
+        )
+        return self._settled(tensor)
 
     def _settled(self, tensor: NkiTensor, group: int = GROUP) -> NkiTensor:
         self.indices += index_tiles(tensor)
