@@ -18,13 +18,13 @@ import traceback
 import warnings
 from pathlib import Path
 
-from public_cases import neuron_sdk, nki_library, triton_viz
+from public_cases import neuron_sdk, neuron_sdk_docs, nki_library, triton_viz
 from public_cases.common import Kernel
 
 REPOSITORIES = {
     "triton-viz": triton_viz.kernels,
     "nki-library": nki_library.kernels,
-    "aws-neuron-sdk": neuron_sdk.kernels,
+    "aws-neuron-sdk": lambda checkout: neuron_sdk.kernels(checkout) + neuron_sdk_docs.kernels(checkout),
 }
 
 

@@ -269,9 +269,6 @@ def test_refusals_of_copies() -> None:
         lambda t, i: copy_rows(selected, dge_mode=none)(t, load(i)),
     )
     refused(
-        "skip needs a dst or src with a run-time index", lambda t, i: nisa.dma_copy(dst=load(i), src=i, oob_mode=SKIP)
-    )
-    refused(
         "dst and src both have a vector_offset", lambda t, i: nisa.dma_copy(selected(t, load(i)), selected(t, load(i)))
     )
     short = lambda t, i: t.ap([[36, 64], [12, 3], [1, 12]], vector_offset=load(i)[0:32])  # noqa: E731

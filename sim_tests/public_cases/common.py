@@ -29,13 +29,18 @@ FLOAT32 = np.dtype(np.float32)
 TOLERANCE = {FLOAT32: 5e-6, FLOAT16: 1e-3, BFLOAT16: 8e-3}
 
 
+# By label: a run that returns the worst error over its tolerance; and a module that is imported when it is called.
+Cases = dict[str, Callable[[], float]]
+Module = Callable[[], Any]
+
+
 @dataclass
 class Kernel:
     """A public kernel; ``cases`` maps a label (shapes, dtype, cores) to a run that returns the worst error over its
     tolerance: right up to 1."""
 
     name: str
-    cases: dict[str, Callable[[], float]] = field(default_factory=dict)
+    cases: Cases = field(default_factory=dict)
 
 
 def load(path: Path) -> ModuleType:

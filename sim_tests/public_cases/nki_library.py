@@ -13,10 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from public_cases.common import BFLOAT16, FLOAT16, FLOAT32, Array, Kernel, error, launch, normal, softmax, wide
-
-Module = Callable[[], Any]
-Cases = dict[str, Callable[[], float]]
+from public_cases import nki_library_indirect
+from public_cases.common import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    Array,
+    Cases,
+    Kernel,
+    Module,
+    error,
+    launch,
+    normal,
+    softmax,
+    wide,
+)
 
 
 def kernels(checkout: Path) -> list[Kernel]:
@@ -38,6 +49,7 @@ def kernels(checkout: Path) -> list[Kernel]:
         Kernel("nki-library cross_entropy_forward", _cross_entropy(loss)),
         Kernel("nki-library cross_entropy_backward", _cross_entropy_backward(loss)),
         Kernel("nki-library conv1d", _conv1d(module("experimental.conv.conv1d"), module("core.utils.common_types"))),
+        *nki_library_indirect.kernels(module),
     ]
 
 

@@ -12,7 +12,7 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.dynamic import VectorOffset
 from nki_bn.simulator.errors import IndexRangeError
 from nki_bn.simulator.isa import checks, enums
-from nki_bn.simulator.isa.dma_rows import Rows, check_modes, check_vector, has_vector
+from nki_bn.simulator.isa.dma_rows import Rows, check_descriptors, check_skip, check_vector, has_vector
 from nki_bn.simulator.issue import NkiInstruction, Result, index_tiles, issue, settle
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.tensor import NkiTensor, require
@@ -46,7 +46,8 @@ def dma_copy(
     """
     dst, src = _operands("dma_copy", dst, src)
     mode = _dge("dma_copy", dge_mode)
-    check_modes("dma_copy", mode, checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode), dst=dst, src=src)
+    checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
+    check_descriptors("dma_copy", mode, dst, src)
     check_vector("dma_copy", dst)
     check_vector("dma_copy", src)
     _check_priority("dma_copy", priority)
@@ -93,7 +94,8 @@ def dma_transpose(
     mode = _dge(op, dge_mode)
     gathers = has_vector(src)
     require(gathers or mode is not enums.dge_mode.swdge, f"{op} with dge_mode.swdge needs a src with a vector_offset")
-    check_modes(op, mode, checks.member(op, "oob_mode", oob_mode, enums.oob_mode), src=src)
+    check_skip(op, checks.member(op, "oob_mode", oob_mode, enums.oob_mode), "src", src)
+    check_descriptors(op, mode, src)
     if mode is enums.dge_mode.hwdge:
         _check_hardware_transpose(src)
     if gathers:

@@ -21,18 +21,17 @@ def has_vector(tensor: NkiTensor) -> bool:
     return isinstance(tensor.dynamic, VectorOffset)
 
 
-def check_modes(op: str, mode: enums.dge_mode, oob: enums.oob_mode, **operands: NkiTensor) -> None:
-    """Descriptors and out-of-range modes that run-time indices of the operands rule out.
-
-    Raises:
-        NkiValidationError: ``oob_mode.skip`` without a run-time index; a vector of indices twice, or with descriptors
-            that software does not build; prepared descriptors with a run-time address.
-    """
+def check_skip(op: str, oob: enums.oob_mode, argument: str, tensor: NkiTensor) -> None:
+    """``oob_mode.skip`` is for a run-time index of ``tensor``."""
     require(
-        oob is enums.oob_mode.error or any(tensor.is_indirect() for tensor in operands.values()),
-        f"{op} oob_mode.skip needs a {' or '.join(operands)} with a run-time index",
+        oob is enums.oob_mode.error or tensor.is_indirect(),
+        f"{op} oob_mode.skip needs a {argument} with a run-time index",
     )
-    vectors = [tensor for tensor in operands.values() if has_vector(tensor)]
+
+
+def check_descriptors(op: str, mode: enums.dge_mode, *tensors: NkiTensor) -> None:
+    """At most one of ``tensors`` has a vector of indices, and then software builds the descriptors."""
+    vectors = [tensor for tensor in tensors if has_vector(tensor)]
     require(len(vectors) < 2, f"{op} gathers or scatters: dst and src both have a vector_offset")
     require(
         not vectors or mode in (enums.dge_mode.unknown, enums.dge_mode.swdge),

@@ -10,7 +10,7 @@ import numpy as np
 
 from nki_bn.simulator.isa import alu, checks, enums
 from nki_bn.simulator.isa.dma import DMA_REGIONS
-from nki_bn.simulator.isa.dma_rows import Rows, check_modes, check_vector, has_vector, indices_of, static
+from nki_bn.simulator.isa.dma_rows import Rows, check_skip, check_vector, has_vector, indices_of, static
 from nki_bn.simulator.issue import NkiInstruction, Result, index_tiles, issue, settle
 from nki_bn.simulator.numerics import to_float32
 from nki_bn.simulator.tensor import NkiTensor, require
@@ -55,9 +55,9 @@ def dma_compute(
     _check_scales(scales, len(srcs))
     static(_OP, "dst", dst)
     require(unique_indices is True, f"{_OP} unique_indices must be True, got {unique_indices!r}")
-    skip = checks.member(_OP, "oob_mode", oob_mode, enums.oob_mode) is enums.oob_mode.skip
-    check_modes(_OP, enums.dge_mode.unknown, oob_mode, source=_indirect(dst, srcs))
-    return _sum(dst, srcs, skip, name)
+    checks.member(_OP, "oob_mode", oob_mode, enums.oob_mode)
+    check_skip(_OP, oob_mode, "source", _indirect(dst, srcs))
+    return _sum(dst, srcs, oob_mode is enums.oob_mode.skip, name)
 
 
 def _check_source(argument: str, source: Any, dst: NkiTensor) -> None:
