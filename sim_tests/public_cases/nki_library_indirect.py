@@ -41,14 +41,20 @@ def _experts_by_hidden(module: Module, types: Module, skips: Module) -> Cases:
 
 
 def _experts_by_intermediate(module: Module, types: Module, skips: Module) -> Cases:
-    def run() -> float:
+    def run(kernel: str, **keywords: Any) -> float:
         mixture = _Mixture(256, 512, 256, 1, True, FLOAT32)
-        modes = {"expert_affinities_scaling_mode": types().ExpertAffinityScaleMode.POST_SCALE}
-        return mixture.error_of(
-            module().blockwise_mm_baseline_shard_intermediate, skips().SkipMode(True, False), **modes
-        )
+        keywords |= {"expert_affinities_scaling_mode": types().ExpertAffinityScaleMode.POST_SCALE}
+        return mixture.error_of(getattr(module(), kernel), skips().SkipMode(True, False), **keywords)
 
-    return {"256 tokens lnc 2, one expert each, indices skipped, float32": run}
+    # A one for each block that is in use, and one place more.
+    used = np.array([*[1] * _EXPERTS, 0], np.int32)
+    name = "blockwise_mm_baseline_shard_intermediate"
+    return {
+        "256 tokens lnc 2, one expert each, indices skipped, float32": lambda: run(name),
+        "the same, blocks after the second one in a device loop": lambda: run(
+            f"{name}_hybrid", conditions=used, num_static_block=2
+        ),
+    }
 
 
 @dataclass(frozen=True)
