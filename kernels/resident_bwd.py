@@ -55,8 +55,7 @@ from nki_bn.kernels.resident_stages import (
     sum_gradient,
     sum_product,
 )
-from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, turn_step, turn_steps
-from nki_bn.kernels.sizing import ceil_div
+from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, turn_pace, turn_step, turn_steps, turns_rows
 
 
 @dataclass
@@ -110,6 +109,8 @@ def resident_gradients(
         if not work.jobs[i].sums:
             done.ready = i + 1
     end_sums(tensors, work, done, len(work.jobs) - 1)
+    while done.turn != None and done.combined < done.ready:
+        finish_job(tensors, work, done)
     end_turn(work, done)
     while done.finished < len(work.jobs):
         finish_job(tensors, work, done)
@@ -302,7 +303,12 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
     later = 0
     while at + later + 1 < len(work.jobs) and work.jobs[at + later + 1].step.group == step.group + 1:
         later += 1
-    done.pace = ceil_div(turn_steps(work.plan), max(2 * later, 1))
+    # In a job of the next group there are two chances. With none left there is one in each whose dx is still to be made,
+    # but where Scalar waits for the coefficients one is enough.
+    chances = 2 * later
+    if later == 0 and not work.plan.folded:
+        chances = done.ready - done.combined
+    done.pace = turn_pace(work.plan, turns_rows(work.plan, block), chances)
 
 
 def take_turn_steps(work: ResidentWork, done: Progress) -> None:
@@ -313,7 +319,12 @@ def take_turn_steps(work: ResidentWork, done: Progress) -> None:
     if done.hold > 0:
         done.hold -= 1
         return
-    for _ in range(done.pace):
+    due = done.pace
+    while due > 0:
+        due -= 1
+        if done.turn != None and done.turned < 2 and turns_rows(work.plan, done.turn.block):
+            # The next step needs what Tensor makes in this one: let there be other work between them.
+            due = 0
         take_turn_step(work, done)
 
 

@@ -18,6 +18,7 @@ from nki_bn.kernels.resident_geometry import (
     units_of,
 )
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
+from nki_bn.kernels.turned_columns import are_turned, kinds_of
 
 # Columns of PSUM that a partial sum of Tensor may take, by the width of a set: the wider the sets, the less it costs
 # Vector to add up wide ones; the wider the partial sums, the fewer instructions.
@@ -287,6 +288,8 @@ def resident_buffers(
         buffers.append(Buffer("partials", 2, 2 * layout.group_sets * size.set_chunks, nl.float32))
     buffers.append(Buffer("turn", 3, max(lanes, 2 * layout.group_sets), nl.float32))
     whole = max(owned // in_set, 1)
+    if are_turned(whole, in_set):
+        buffers.append(Buffer("rows", 1, kinds_of(task.relu) * in_set, nl.float32))
     buffers.append(Buffer("columns", 1, COLUMN_COUNT * whole, nl.float32))
     buffers.append(Buffer("flag", 1, whole, nl.uint8))
     if has_last_block(owned, in_set) or has_last_block(other, in_set):

@@ -17,6 +17,7 @@ from nki_bn.kernels.resident_turn import TurnTiles, allocate_turn, combines_by_t
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.sums import add_columns
 from nki_bn.kernels.tensor_work import TensorWork, accumulate, allocate_tensor_work, combine_slice, make_diagonals
+from nki_bn.kernels.turned_columns import take_others, turn_columns, turned_tile
 
 # Groups at the end whose dx is made after all products: turns take about one group.
 DRAINED_GROUPS = 2
@@ -57,7 +58,10 @@ class Filled(nl.NKIObject):
 
 @dataclass(frozen=True)
 class ResidentWork(nl.NKIObject):
-    """What a core works with: visits and jobs, the ring of slots, temporaries, and the columns of all sets."""
+    """What a core works with: visits and jobs, the ring of slots, temporaries, and the columns of all sets.
+
+    ``turned``: the loaded columns of the first block, if they come as rows.
+    """
 
     plan: ResidentPlan
     visits: list[Visit]
@@ -74,6 +78,7 @@ class ResidentWork(nl.NKIObject):
     turn: TurnTiles
     tensor: TensorWork
     blocks: list[Block]
+    turned: nl.NkiTensor | None
 
 
 def allocate_work(extent: Extent, plan: ResidentPlan, visits: list[Visit], jobs: list[Job]) -> ResidentWork:
@@ -104,6 +109,7 @@ def allocate_work(extent: Extent, plan: ResidentPlan, visits: list[Visit], jobs:
         allocate_turn(plan),
         allocate_tensor_work(plan, combines_by_tensor(plan)),
         blocks,
+        turned_tile(blocks, plan.relu),
     )
 
 
@@ -125,7 +131,11 @@ def add_block(blocks: list[Block], extent: Extent, plan: ResidentPlan, first: in
 def load_columns(tensors: BackwardTensors, work: ResidentWork) -> None:
     """Load the columns of all sets, and split the means that the first groups need."""
     for i in range(len(work.blocks)):
-        load_block(tensors, work.plan, work.blocks[i])
+        if i == 0 and work.turned != None:
+            rows = allocate(work.plan.buffers, "rows", nl.tile_size.pmax)[0]
+            turn_columns(tensors, work.blocks[0], rows, work.turned)
+        else:
+            load_block(tensors, work.plan, work.blocks[i])
     if len(work.blocks) > 0:
         split_mean(work.blocks[0].columns)
 
@@ -144,6 +154,8 @@ def column_step(work: ResidentWork, eps: float, count: int, number: int) -> None
     """One of these steps."""
     block = work.blocks[number // (BLOCK_STEPS + 1)]
     at = number % (BLOCK_STEPS + 1)
+    if number == 0 and work.turned != None:
+        take_others(block, work.turned)
     if at == 0 and number > 0:
         split_mean(block.columns)
     if at < BLOCK_STEPS:

@@ -32,6 +32,7 @@ from nki_bn.kernels.columns import (
     product_of,
 )
 from nki_bn.kernels.plan import ResidentPlan, allocate
+from nki_bn.kernels.sizing import ceil_div
 from nki_bn.kernels.tensor_work import TensorWork, add_accumulators
 
 
@@ -87,6 +88,21 @@ def turn_steps(plan: ResidentPlan) -> int:
     return 10
 
 
+def turns_rows(plan: ResidentPlan, block: Block) -> bool:
+    """Whether the sums of bands are added up as rows, between two transposes."""
+    return block.lanes > block.channels and not plan.tensor_sums
+
+
+def turn_pace(plan: ResidentPlan, by_rows: bool, chances: int) -> int:
+    """Steps that are due at a chance, so that ``chances`` do; two of them wait for Tensor and are taken alone.
+
+    The first chance is let go by, since the last sums are under way.
+    """
+    if by_rows:
+        return ceil_div(turn_steps(plan) - 2, max(chances - 3, 1))
+    return ceil_div(turn_steps(plan), max(chances, 1))
+
+
 def turn_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork, number: int) -> None:
     """One step of a turn: the sums on all lanes, then dgamma, then the coefficients of phase 2.
 
@@ -131,7 +147,7 @@ def sums_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWo
     count = 2 * turn.sets
     bands = block.lanes // block.channels
     by_channel = tiles.by_channel[0:count, 0 : block.channels]
-    by_rows = bands > 1 and not plan.tensor_sums
+    by_rows = turns_rows(plan, block)
     if number == 0:
         own_sums(plan, turn, tiles, tensor)
         if by_rows:

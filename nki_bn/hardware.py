@@ -97,6 +97,9 @@ class VectorTiming:
     predicated: Cost
     shuffle: Cost
     transpose: Cost
+    search: Cost
+    masked: Cost
+    random: Cost
     psum: Cost
     read_out: Cost
 
@@ -122,6 +125,9 @@ class GpSimdTiming:
     index: Cost
     one_tile: Cost
     two_tiles: Cost
+    gather: Cost
+    positions: Cost
+    random: Cost
     partition_reduce: Cost
 
 

@@ -61,7 +61,7 @@ def judge_pair(
 ) -> tuple[Comparison, ...]:
     """Compare (y, dx, dgamma, dbeta), and dresidual if there, with autograd; None is not judged."""
     wanted = autograd(case, dy)
-    allowed = _allowances(case, dy, arithmetic)
+    allowed = allowances(case, dy, arithmetic)
     return tuple(
         compare(name, got, wanted[name], allowed[name])
         for name, got in zip(("y", *GRADIENTS), outputs, strict=False)
@@ -95,7 +95,7 @@ def autograd(case: ForwardCase, dy: Array) -> dict[str, Float64]:
     return {"y": y.detach().numpy()} | {name: g.numpy() for name, g in zip(leaves, gradients, strict=True)}
 
 
-def _allowances(case: ForwardCase, dy: Array, arithmetic: Arithmetic) -> dict[str, Allowance]:
+def allowances(case: ForwardCase, dy: Array, arithmetic: Arithmetic) -> dict[str, Allowance]:
     """Those of forward and backward at exact statistics, and what the forward's statistics may be off in addition."""
     exact = _at_exact_statistics(case, dy)
     z = reference.pre_activation(case.x, exact.mean, exact.var, case.gamma, case.beta, case.eps, case.residual)

@@ -114,15 +114,13 @@ class Columns:
         counted = self.count_moments(self.vector(ready))
         return self.aggregate(2, self.pipeline.exchange(counted))
 
-    def store_statistics(self, ready: float) -> None:
-        """Mean and variance to HBM, and the running ones blended with them."""
-        self.store(ready)
-        self.store(ready)
-        stored = blended = 0.0
+    def store_statistics(self, ready: float, running: float, aside: bool = False) -> None:
+        """Mean and variance to HBM, and the ``running`` ones, loaded by then, blended with them."""
+        store = self.store_aside if aside else self.store
         for _ in range(2):
-            running = self.vector(self.load(blended))
-            blended = self.vector(max(running, self.vector(max(ready, stored))), 2)
-            stored = self.store(blended)
+            store(ready)
+        for _ in range(2):
+            store(self.vector(self.vector(max(running, ready)), 2))
 
     def gamma_gradient(self, sums: float, products: float) -> float:
         """dgamma from the sum of dy' and that of the products."""

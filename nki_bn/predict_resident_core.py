@@ -15,9 +15,10 @@ from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
 from nki_bn.kernels.resident_geometry import Extent, Step, store_parts
 from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
 from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs, vector_adds, vector_terms
-from nki_bn.kernels.resident_turn import combines_by_tensor, turn_steps
+from nki_bn.kernels.resident_turn import combines_by_tensor, turn_pace, turn_steps
 from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
+from nki_bn.kernels.turned_columns import are_turned
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
 
@@ -67,6 +68,8 @@ class CoreRun:
         self.emptied: list[float] = []
         self.finished: list[float] = []
         self.summed = self.ready = self.derived = self.hold = 0
+        # Columns that come turned, but for the mean.
+        self.others = 0
         self.steps: list[Callable[[], None]] = []
         self.started = self.centered = 0.0
         self.gradient_sums = self.product_sums = 0.0
@@ -92,6 +95,8 @@ class CoreRun:
             if not job.sums:
                 self.ready = at + 1
         self.end_sums(len(self.jobs) - 1)
+        while self.turn is not None and len(self.combined) < self.ready:
+            self.finish_job()
         self.end_turn()
         while len(self.finished) < len(self.jobs):
             self.finish_job()
@@ -125,7 +130,13 @@ class CoreRun:
         count = 4 if self.plan.relu == "recompute" else 3
         # The first is beside the chunks that begin gently.
         visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
-        there = [columns.load_aside(self.run_of(visit.step)) for visit in visits]
+        turned = are_turned(sets, channels)
+        loaded = Columns(self.pipeline, self.paces, sets, channels, True) if turned else columns
+        there = [loaded.load_aside(self.run_of(visit.step)) for visit in visits]
+        if turned:
+            there = [self.pipeline.run(TENSOR, self.paces.transposed(sets), ready) for ready in there]
+            there[0] = columns.vector(there[0])
+            self.others = (count - 1) * sets
         if self.centered == 0.0:
             self.centered = columns.split(there[0])
         return columns, there
@@ -151,6 +162,10 @@ class CoreRun:
         def first() -> None:
             if later:
                 self.centered = max(self.centered, columns.split(there[0]))
+            elif self.others:
+                work = self.paces.vector("plain", self.others)
+                there[1:] = [self.pipeline.run(VECTOR, work, max(there[1:]))] * len(there[1:])
+                done.append(there[1])
             step(1)
 
         share = (1, 1) if needs_input_sums(self.plan) else ()
@@ -325,7 +340,13 @@ class CoreRun:
         later = 0
         while at + later + 1 < len(self.jobs) and self.jobs[at + later + 1].step.group == step.group + 1:
             later += 1
-        self.pace = ceil_div(turn_steps(self.plan), max(2 * later, 1))
+        chances = 2 * later
+        if later == 0 and not self.plan.folded:
+            chances = self.ready - len(self.combined)
+        self.pace = turn_pace(self.plan, self.turns_rows(step), chances)
+
+    def turns_rows(self, step: Step) -> bool:
+        return self.bands(step.unit.extent.channels) > 1 and not self.plan.tensor_sums
 
     def take_turn_steps(self) -> None:
         if self.derived < len(self.steps):
@@ -334,7 +355,11 @@ class CoreRun:
         if self.hold > 0:
             self.hold -= 1
             return
-        for _ in range(self.pace):
+        due = self.pace
+        while due > 0:
+            due -= 1
+            if self.turn is not None and self.turned < 2 and self.turns_rows(self.turn[0]):
+                due = 0
             self.take_turn_step()
 
     def take_turn_step(self) -> None:
@@ -367,8 +392,8 @@ class CoreRun:
             self.dgamma = max(self.dgamma, done[-1])
 
     def sums_step(self, step: Step, columns: Columns, ready: float, number: int) -> float:
-        plan, channels = self.plan, step.unit.extent.channels
-        by_rows = self.bands(channels) > 1 and not plan.tensor_sums
+        channels = step.unit.extent.channels
+        by_rows = self.turns_rows(step)
         if number == 0:
             ready = self.own_sums(step, columns, ready)
             return self.pipeline.run(TENSOR, self.paces.transposed(columns.lanes), ready) if by_rows else ready

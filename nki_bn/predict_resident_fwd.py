@@ -424,9 +424,4 @@ class _Run:
         return self.pipeline.store(chunk_transfer(self.paces, self.plan.shape, step, itemsize), ready)
 
     def store_statistics(self, channels: int, sets: int) -> None:
-        rows = self.columns(channels, sets)
-        for _ in range(2):
-            rows.store_aside(self.statistics)
-        for _ in range(2):
-            old = rows.vector(max(self.running, self.statistics))
-            rows.store_aside(rows.vector(old, 2))
+        self.columns(channels, sets).store_statistics(self.statistics, self.running, aside=True)

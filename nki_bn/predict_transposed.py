@@ -247,7 +247,8 @@ class _Forward(RowRun):
         run_steps(self, steps_of(self.scope))
         if self.plan.training and (self.first_core or not self.shared):
             for columns in self.all_blocks():
-                columns.store_statistics(self.moments)
+                running = max(columns.load(), columns.load())
+                columns.store_statistics(self.moments, running)
         return self.pipeline.prediction()
 
     def load(self, step: Step) -> None:

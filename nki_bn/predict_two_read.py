@@ -45,7 +45,8 @@ class _Run(TileRun):
         if plan.training:
             mean = variance = self.make_statistics(columns)
             moved = max(count - self.depth, 0)
-            Columns(self.pipeline, self.paces, self.channels).store_statistics(mean)
+            rows = Columns(self.pipeline, self.paces, self.channels)
+            rows.store_statistics(mean, max(rows.load(), rows.load()))
         else:
             mean, variance = columns.load(), columns.load()
         if plan.need_y:

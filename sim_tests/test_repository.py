@@ -60,7 +60,7 @@ LAYERS = (
     ("nki_bn.requests",),
     ("nki_bn.ops",),
     ("nki_bn.synchronised",),
-    ("nki_bn.torch",),
+    ("nki_bn.torch", "nki_bn.stablehlo"),
     ("nki_bn.verify",),
     ("nki_bn.pair",),
     ("nki_bn.bench",),
@@ -207,6 +207,11 @@ def test_the_simulator_knows_the_hardware_and_itself_alone() -> None:
     known = ("nki_bn.hardware", "nki_bn.simulator")
     inner = {name for path in python_files("nki_bn/simulator") for name in imports(path) if name.startswith("nki_bn")}
     assert inner and {name for name in inner if not name.startswith(known)} == set()
+
+
+def test_only_tests_import_jax() -> None:
+    found = {name.partition(".")[0] for path in python_files("nki_bn", *MAPPED, "examples") for name in imports(path)}
+    assert "numpy" in found and not found & {"jax", "jaxlib"}
 
 
 def test_kernels_know_nki_and_themselves_alone() -> None:

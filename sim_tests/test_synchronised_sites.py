@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from judging import joined, same_bits
+from judging import same_bits
+from site_steps import drawn, judge, judge_statistics, on_all, options_of, steps
 
 import nki_bn
-from nki_bn import pair, reference, tolerances
-from nki_bn.comparison import compare
 from nki_bn.execute import simulation
-from nki_bn.problem import Array, ForwardCase
+from nki_bn.problem import Array
 from nki_bn.simulator import RunOptions
 from nki_bn.synchronised import (
     MODES,
@@ -27,11 +23,9 @@ from nki_bn.synchronised import (
     SiteBackward,
     SiteForward,
     SiteOptions,
-    SiteSums,
     Statistics,
     bn_back_site,
     bn_fwd_site,
-    bn_gamma_site,
     replicas,
     running_statistics,
 )
@@ -41,95 +35,6 @@ from nki_bn.tolerances import Arithmetic
 NAMES = {"two_round": ["gmu", "gvar", "gdst"], "one_round": ["gmom", "gdst"]}
 SIZES = ((4,), (2, 2), (1, 3, 2), (3, 0, 1, 2), (1,) * 8, (2, 1, 0, 1, 3, 1, 1, 2))
 RELUS = ("none", "mask", "recompute")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A global batch [N, C, H, W], the parameters, and the sizes of the shards."""
-
-    x: Array
-    dy: Array
-    residual: Array
-    parameters: dict[str, Array]
-    sizes: tuple[int, ...]
-
-    def shards(self, array: Array) -> list[Array]:
-        """The replicas' parts."""
-        return np.split(array, np.cumsum(self.sizes)[:-1])
-
-
-def drawn(
-    sizes: tuple[int, ...], mean: float = 1.0, std: float = 2.0, dtype: Any = np.float32, channels: int = 3
-) -> Batch:
-    rng = np.random.default_rng(len(sizes))
-    shape = (sum(sizes), channels, 3, 4)
-    x, dy, residual = ((m + s * rng.standard_normal(shape)).astype(dtype) for m, s in ((mean, std), (0, 1), (0, 1)))
-    gamma, beta = rng.standard_normal((2, channels)).astype(np.float32)
-    return Batch(x, dy, residual, {"g": gamma, "b": beta}, sizes)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one replica has after forward, gamma site and backward."""
-
-    forward: SiteForward
-    sums: SiteSums
-    backward: SiteBackward
-
-
-def on_all(groups: list[Replica], work: Callable[[int], Any]) -> list[Any]:
-    """``work(rank)`` of every replica in a thread of its own; one that raises leaves the group."""
-
-    def run(rank: int) -> Any:
-        try:
-            return work(rank)
-        except Exception:
-            groups[rank].leave()
-            raise
-
-    with ThreadPoolExecutor(len(groups)) as pool:
-        waiting = [pool.submit(contextvars.copy_context().run, run, rank) for rank in range(len(groups))]
-        return [future.result() for future in waiting]
-
-
-def steps(batch: Batch, options: SiteOptions, add: bool = False) -> tuple[list[Step], list[Replica]]:
-    groups = replicas(len(batch.sizes))
-    x, dy, residual = map(batch.shards, (batch.x, batch.dy, batch.residual))
-
-    def step(rank: int) -> Step:
-        arguments = x[rank], batch.parameters
-        forward = bn_fwd_site(*arguments, groups[rank], "g", options, residual[rank] if add else None)
-        before = list(groups[rank].collectives)
-        sums = bn_gamma_site(dy[rank], *arguments, "g", forward, options)
-        assert groups[rank].collectives == before, "the gamma site exchanges nothing"
-        backward = bn_back_site(dy[rank], *arguments, groups[rank], "g", forward, sums, options)
-        return Step(forward, sums, backward)
-
-    return on_all(groups, step), groups
-
-
-def options_of(mode: str, relu: str, **named: Any) -> SiteOptions:
-    return SiteOptions("b", mode, fuse_relu=relu != "none", save_relu_mask=relu == "mask", lnc=1, **named)
-
-
-def judge(batch: Batch, options: SiteOptions, made: list[Step], add: bool, numerics: str = "trn2") -> None:
-    """Everything, against torch's float64 autograd of the global batch."""
-    residual = batch.residual if add else None
-    case = ForwardCase(
-        batch.x, batch.parameters["g"], batch.parameters["b"], fuse_relu=options.fuse_relu, residual=residual
-    )
-    dgamma, dbeta = (
-        np.sum([getattr(step.sums, name) for step in made], axis=0, dtype=np.float64).astype(np.float32)
-        for name in ("dgamma", "dbeta")
-    )
-    outputs = joined([step.forward.y for step in made]), joined([step.backward.dx for step in made]), dgamma, dbeta
-    rows = pair.judge_pair(case, batch.dy, outputs, arithmetic_of(batch, numerics))
-    assert all(row.ok for row in rows), rows
-    assert len(rows) == 4
-
-
-def arithmetic_of(batch: Batch, numerics: str = "trn2") -> Arithmetic:
-    return Arithmetic(batch.x.dtype.name, numerics, replicas=len(batch.sizes))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -145,24 +50,6 @@ def test_a_step_is_that_of_the_global_batch(sizes: tuple[int, ...], relu: str, m
     judge(batch, options, made, add)
     judge_statistics(batch, made)
     assert [group.collectives for group in groups] == [NAMES[mode] if len(sizes) > 1 else []] * len(sizes)
-
-
-def judge_statistics(batch: Batch, made: list[Step]) -> None:
-    """Those of the global batch, and the running ones that follow; to the bit the same on all replicas."""
-    old = np.float32([0.5, -1, 2]), np.float32([1, 2, 0.5])
-    mean, var = reference.statistics(batch.x)
-    allowed = tolerances.statistics(batch.x, mean, var, arithmetic_of(batch))
-    total, first = batch.x.size // 3, made[0].forward.statistics
-    assert first.total == total
-    for step in made:
-        same_bits(step.forward.statistics.mean, first.mean)
-        same_bits(step.forward.statistics.var, first.var)
-    rows = [compare("mean", first.mean, mean, allowed["mean"]), compare("var", first.var, var, allowed["var"])]
-    tracked = (first.mean, first.var * (total / (total - 1)))
-    for before, after, value in zip(old, running_statistics(*old, first, 0.3), tracked, strict=True):
-        want = reference.running(before, value.astype(np.float64), 0.3)
-        rows.append(compare("running", after, want.value, tolerances.running(want)))
-    assert all(row.ok for row in rows), rows
 
 
 @pytest.mark.parametrize("mean", [1e3, 1e6])

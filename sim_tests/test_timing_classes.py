@@ -122,8 +122,30 @@ VECTOR = {
     "fill": (lambda: nisa.memset(tile(WIDTH), 0.0), 0.8, 20, 58),
     "predicated copy": (lambda: nisa.tensor_copy_predicated(tile(WIDTH), tile(WIDTH), tile(WIDTH, U8)), 1.06, 60, 157),
     "selection": (lambda: nisa.select_reduce(tile(WIDTH), tile(WIDTH, U8), tile(WIDTH), 0.0), 1.06, 60, 157),
+    "largest values": (lambda: nisa.max8(tile(8), tile(WIDTH)), 1.0, 60, 157),
+    "indices of values": (lambda: nisa.nc_find_index8(tile(8, nl.uint32), tile(WIDTH), tile(8)), 1.0, 60, 157),
+    "replaced values": (lambda: nisa.nc_match_replace8(tile(WIDTH), tile(WIDTH), tile(8), 0.0), 1.0, 60, 157),
+    "range": (
+        lambda: nisa.range_select(tile(WIDTH), tile(WIDTH), nl.less, nl.less, tile(1), tile(1)),
+        1.0,
+        129,
+        215,
+    ),
+    "range read out": (
+        lambda: nisa.range_select(tile(WIDTH), tile(WIDTH), nl.less, nl.less, tile(1), tile(1), reduce_res=tile(1)),
+        1.0,
+        129 + 67,
+        215 + 67,
+    ),
+    "dropout": (lambda: nisa.dropout(tile(WIDTH), tile(WIDTH), 0.5), 1.0, 60, 157),
+    "dropout by lane": (lambda: nisa.dropout(tile(WIDTH), tile(WIDTH), tile(1)), 1.0, 129, 215),
+    "random bits": (lambda: nisa.rng(tile(WIDTH, nl.uint32)), 1.0, 60, 157),
     "shuffle": (lambda: nisa.nc_stream_shuffle(tile(WIDTH), tile(WIDTH), list(range(32))), 1.0, 60, 157),
 }
+
+
+def test_a_seed() -> None:
+    agrees(lambda: nisa.set_rng_seed(tile(1, nl.uint32, partitions=1)), 0.96, 1, (1.0, 60, 157))
 
 
 def agrees(build: Build, clock: float, elements: int, cost: Sequence[float]) -> None:
@@ -218,6 +240,25 @@ GPSIMD = {
     "copy": (copy(FP32, FP32, engine=nisa.engine.gpsimd), 1.0, 150, 200),
     "fill": (lambda: nisa.memset(tile(WIDTH), 0.0, engine=nisa.engine.gpsimd), 1.0, 150, 200),
     "two tiles": (added(FP32, FP32, FP32, engine=nisa.engine.gpsimd), 2.0, 150, 200),
+    "random bits": (lambda: nisa.rng(tile(WIDTH, nl.uint32), engine=nisa.engine.gpsimd), 1.0, 150, 200),
+    "gather by lane": (
+        lambda: nisa.nc_n_gather(tile(WIDTH), tile(2 * WIDTH), tile(WIDTH, nl.uint32)),
+        1.0,
+        125,
+        177,
+    ),
+    "positions": (
+        lambda: nisa.nonzero_with_count(tile(WIDTH, nl.int32), tile(WIDTH - 1)),
+        1.0,
+        150,
+        200,
+    ),
+    "bounds": (
+        lambda: nisa.sequence_bounds(tile(WIDTH, partitions=1), tile(WIDTH // 2, partitions=1)),
+        1.0,
+        150,
+        200,
+    ),
     "over partitions": (
         lambda: nisa.tensor_partition_reduce(tile(WIDTH, partitions=1), nl.add, tile(WIDTH)),
         1.0,
@@ -231,6 +272,17 @@ GPSIMD = {
 def test_gpsimd(case: str) -> None:
     build, *cost = GPSIMD[case]
     agrees(build, 1.2, WIDTH, cost)
+
+
+def test_lanes_share_a_local_gather() -> None:
+    """150 cycles, and the picked elements over the lanes."""
+    build = lambda: nisa.local_gather(tile(1024), tile(WIDTH), tile(32, nl.uint16), 2, 512)  # noqa: E731
+    agrees(build, 1.2, 1024 // 128, (1.0, 125, 177))
+
+
+@pytest.mark.parametrize("call", [nisa.rand_get_state, nisa.rand_set_state])
+def test_states_of_generators(call: Callable[..., Any]) -> None:
+    agrees(lambda: call(tile(6, nl.uint32)), 1.2, 6, (1.0, 150, 200))
 
 
 def product(dtype: Any, onezero: bool = False) -> Build:

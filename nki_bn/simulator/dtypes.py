@@ -36,6 +36,8 @@ _PACKED: dict[str, np.dtype[Any]] = {
 }
 ALL_DTYPES: dict[str, np.dtype[Any]] = {**_NUMPY, **_PACKED}
 
+# Floats that engines compute with; tfloat32 is not everywhere.
+FLOATS = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
 _INTEGERS = frozenset({"bool_", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
 LOW_PRECISION = frozenset({"float16", "bfloat16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"})
 

@@ -76,10 +76,13 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
 
     # A new context per launch: kernels may be launched while another one runs, and from several threads.
     bodies = [functools.partial(contextvars.copy_context().run, on(core)) for core in state.cores]
-    returned = state.lockstep.run(bodies)[0]
-    finish([core.schedule for core in state.cores])
-    arguments.write_back()
-    outputs = arguments.collect(returned)
+    try:
+        returned = state.lockstep.run(bodies)[0]
+        finish([core.schedule for core in state.cores])
+        arguments.write_back()
+        outputs = arguments.collect(returned)
+    finally:
+        state.release()
     return SimulationResult(
         outputs,
         state.trace,

@@ -16,6 +16,7 @@ from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.lockstep import Lockstep
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
+from nki_bn.simulator.random_bits import STREAMS, Xorwow
 from nki_bn.simulator.scheduling import Edges, NamedEdges
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
@@ -85,6 +86,12 @@ class Run:
         """Storage bytes per logical byte."""
         return 1 if self.options.precise_fp else 4
 
+    def release(self) -> None:
+        """Let go of what is on chip: cores and run refer to each other, and a collector of cycles may be late."""
+        for core in self.cores:
+            core.sbuf.bank.release()
+            core.psum.bank.release()
+
     def stand_in(self, like: Shaped, name: str, region: MemoryRegion) -> NkiTensor:
         """An HBM tensor without memory, for a dry run."""
         storage = Storage(region, like.shape, dtypes.normalize(like.dtype), name)
@@ -130,7 +137,12 @@ class Core:
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
-        self.random = np.random.default_rng(index)
+        # Generators of random numbers by engine. Cores and engines start apart from each other, and from every seed: a
+        # missing word counts as 0 in a seed.
+        self.generators = {
+            engine: Xorwow(target.partitions, streams, index, place)
+            for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
+        }
         self.schedule = NamedEdges(run.edges)
         self.loops: list[int] = []  # the device loops that the kernel is in, numbered as they were entered
         self.loop_count = 0

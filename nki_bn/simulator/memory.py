@@ -56,6 +56,10 @@ class Bank:
         self.shadow = np.zeros(data.size // scale, np.uint8)
         self.serial = next(Bank._serial)
 
+    def release(self) -> None:
+        """Let go of the bytes."""
+        self.data = self.shadow = np.zeros(0, np.uint8)
+
 
 @dataclass(frozen=True)
 class _Placed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replicas exchange, and what they make of it, on NumPy arrays and on torch tensors alike.
+"""What replicas exchange, and what they make of it, on NumPy arrays, torch tensors and values of StableHLO.
 
 Columns are [C] float32, counts [1]. A replica weighs as many values per channel as it holds; one that holds none gives
 zeros. Nothing here depends on a value, so that nothing has to be read from a device.

@@ -28,7 +28,6 @@ FLOAT32 = np.dtype(np.float32)
 # its own order, so this is a few units in the last place of the dtype.
 TOLERANCE = {FLOAT32: 5e-6, FLOAT16: 1e-3, BFLOAT16: 8e-3}
 
-
 # By label: a run that returns the worst error over its tolerance; and a module that is imported when it is called.
 Cases = dict[str, Callable[[], float]]
 Module = Callable[[], Any]
@@ -72,6 +71,22 @@ def error(result: Any, reference: Array, dtype: np.dtype[Any] | None = None) -> 
     wide = values.astype(np.float64)
     worst = np.abs(wide - reference).max() / max(np.abs(reference).max(), np.finfo(np.float64).tiny)
     return float(worst) / TOLERANCE[dtype or values.dtype] if np.isfinite(wide).all() else np.inf
+
+
+def exact(result: Any, reference: Array) -> float:
+    """0 if ``result`` has the dtype, the shape and the values of ``reference``, else infinity."""
+    values = np.asarray(result)
+    return 0.0 if values.dtype == reference.dtype and np.array_equal(values, reference) else np.inf
+
+
+def provide(name: str, **contents: Any) -> None:
+    """A module ``name`` with ``contents`` for kernels that import it, where it is not installed."""
+    if name in sys.modules or importlib.util.find_spec(name.partition(".")[0]) is not None:
+        return
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+    vars(sys.modules[name]).update(contents)
 
 
 def normal(shape: tuple[int, ...], dtype: np.dtype[Any] = FLOAT32, seed: int = 0) -> Array:

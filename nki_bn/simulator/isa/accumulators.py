@@ -8,6 +8,7 @@ from typing import Any
 
 from nki_bn.simulator.isa import alu, checks
 from nki_bn.simulator.isa.enums import reduce_cmd
+from nki_bn.simulator.isa.operands import Operands
 from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.numerics import Array, Float32
 from nki_bn.simulator.tensor import NkiTensor, require
@@ -87,3 +88,17 @@ def command(instruction: str, value: Any, accepted: tuple[reduce_cmd, ...]) -> r
         f"{', '.join(item.name for item in accepted)}",
     )
     return member
+
+
+def row_maximum(
+    operands: Operands, reduce_op: Any, reduce_cmd: Any, reduce_res: Any, data: NkiTensor, accepted: tuple[Any, ...]
+) -> Accumulation:
+    """The accumulation of Vector instructions that keep the maximum of every partition of ``data``.
+
+    Raises:
+        TypeError: wrong Python types.
+        NkiValidationError: another operator, a command that is not ``accepted``, or no column to read out into.
+    """
+    operator = alu.find_reduction(operands.instruction, "reduce_op", reduce_op, ("maximum",))
+    chosen = command(operands.instruction, reduce_cmd, accepted)
+    return Accumulation("vector", operator.name, chosen, operands.result("reduce_res", reduce_res, data))

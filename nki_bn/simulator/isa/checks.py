@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeVar
+
+import numpy as np
 
 from nki_bn.simulator.isa.enums import engine, nc_version
 from nki_bn.simulator.issue import float32
@@ -52,15 +55,47 @@ def columns(tensor: NkiTensor) -> int:
 def same_layout(op: str, **tensors: NkiTensor) -> None:
     """All tensors have the same number of partitions and of elements per partition (ranks may differ)."""
     (first, model), *others = tensors.items()
+    same_partitions(op, **tensors)
+    for name, other in others:
+        require(
+            columns(model) == columns(other),
+            f"{op} {name} has {columns(other)} elements per partition, {first} has {columns(model)}",
+        )
+
+
+def same_partitions(op: str, **tensors: NkiTensor) -> None:
+    """All tensors have the same number of partitions."""
+    (first, model), *others = tensors.items()
     for name, other in others:
         require(
             model.shape[0] == other.shape[0],
             f"{op} {name} has {other.shape[0]} partitions, {first} has {model.shape[0]}",
         )
+
+
+def same_dtype(op: str, **tensors: NkiTensor) -> None:
+    """All tensors have the dtype of the first."""
+    (first, model), *others = tensors.items()
+    for name, other in others:
         require(
-            columns(model) == columns(other),
-            f"{op} {name} has {columns(other)} elements per partition, {first} has {columns(model)}",
+            other.dtype == model.dtype, f"{op} {name} must have the dtype of {first}, {model.dtype}, got {other.dtype}"
         )
+
+
+def check_dtypes(op: str, accepted: Sequence[str], **tensors: NkiTensor) -> None:
+    """All tensors have one of the ``accepted`` dtypes."""
+    for name, tensor in tensors.items():
+        require(tensor.dtype in accepted, f"{op} {name} is {tensor.dtype}; accepted: {', '.join(accepted)}")
+
+
+def number(op: str, name: str, value: Any) -> None:
+    """``value`` is a number of Python or NumPy.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{op} {name} must be a number, got {value!r}")
 
 
 def not_both_psum(op: str, **tensors: NkiTensor) -> None:
@@ -125,6 +160,4 @@ def operand_values(value: Any) -> Float32 | float:
     """What the engine sees of a number or column: columns are rounded as the numerics mode says."""
     if isinstance(value, NkiTensor):
         return current_core().pointer(float32(value))
-    import numpy as np
-
     return np.float32(value)  # type: ignore[return-value]

@@ -86,8 +86,7 @@ def affine_select(
         operator in alu.COMPARISONS,
         f"affine_select cmp_op nl.{operator} is no comparison; accepted: {', '.join(sorted(alu.COMPARISONS))}",
     )
-    if isinstance(on_false_value, bool) or not isinstance(on_false_value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"affine_select on_false_value must be a number, got {on_false_value!r}")
+    checks.number("affine_select", "on_false_value", on_false_value)
 
     def compute() -> list[Array]:
         mask = alu.evaluate(operator, _affine(pattern, offset, channel_multiplier, dst.shape[0]), np.int32(0))

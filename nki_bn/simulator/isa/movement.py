@@ -77,7 +77,7 @@ def tensor_copy_predicated(
     if isinstance(src, NkiTensor):
         src = operands.tile("src", src)
         checks.same_layout(op, dst=dst, src=src)
-        require(src.dtype == dst.dtype, f"{op} src must have the dtype of dst, {dst.dtype}, got {src.dtype}")
+        checks.same_dtype(op, dst=dst, src=src)
         checks.not_both_psum(op, src=src, predicate=predicate)
         reads.append(src)
     else:
@@ -135,7 +135,7 @@ def nc_stream_shuffle(
     op = "nc_stream_shuffle"
     operands = Operands(op)
     dst, src = operands.tile("dst", dst), operands.tile("src", src)
-    require(dst.dtype == src.dtype, f"{op} dst must have the dtype of src, {src.dtype}, got {dst.dtype}")
+    checks.same_dtype(op, src=src, dst=dst)
     require(
         checks.columns(dst) == checks.columns(src),
         f"{op} dst has {checks.columns(dst)} elements per partition, src has {checks.columns(src)}",

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import alu, checks
-from nki_bn.simulator.isa.accumulators import Accumulation, command, registers
+from nki_bn.simulator.isa.accumulators import Accumulation, command, registers, row_maximum
 from nki_bn.simulator.isa.enums import engine as engines
 from nki_bn.simulator.isa.enums import nc_version
 from nki_bn.simulator.isa.enums import reduce_cmd as commands
@@ -22,7 +23,7 @@ from nki_bn.simulator.operators import Sentinel
 from nki_bn.simulator.tensor import NkiTensor, require
 
 _WORDS = ("int32", "uint32")
-_FLOATS = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32")
+_SELECT_COMMANDS = (commands.idle, commands.reset_reduce, commands.reduce)
 _SHORT_INTEGERS = ("int8", "uint8", "int16", "uint16")
 # What Scalar's tensor_scalar can do on gen3; later generations take any two of its operators.
 _SCALAR_FORMS = (("multiply", "add"), ("multiply",), ("add",))
@@ -267,7 +268,7 @@ def tensor_scalar_cumulative(
     opcode = "tensor_scalar_cumulative"
     operands = Operands(opcode)
     dst, src = operands.pair(dst, src, "src", indirect=True)
-    _check_dtypes(opcode, (*_FLOATS, *_SHORT_INTEGERS), src=src, dst=dst)
+    checks.check_dtypes(opcode, (*dtypes.FLOATS, *_SHORT_INTEGERS), src=src, dst=dst)
     stage = alu.stage(operands, ("op0", "imm0"), op0, imm0, src)
     alu.require_vector(opcode, op0=stage.operator)
     operator = alu.find_reduction(opcode, "op1", op1, _SCANS)
@@ -298,13 +299,6 @@ def tensor_scalar_cumulative(
         pointers=len(columns),
         **accumulation.attributes,
     )
-
-
-def _check_dtypes(instruction: str, accepted: tuple[str, ...], **tensors: NkiTensor) -> None:
-    for argument, tensor in tensors.items():
-        require(
-            tensor.dtype in accepted, f"{instruction} {argument} is {tensor.dtype}; accepted: {', '.join(accepted)}"
-        )
 
 
 def _scan(data: NkiTensor, start: Array, step: Callable[[int, Array], Array]) -> Float32:
@@ -422,10 +416,16 @@ def select_reduce(
     )
     checks.same_layout("select_reduce", on_true=on_true, predicate=predicate, dst=dst)
     checks.not_both_psum("select_reduce", on_true=on_true, predicate=predicate)
-    _check_dtypes("select_reduce", (*_FLOATS, *_SHORT_INTEGERS, "bool_"), on_true=on_true)
-    _check_dtypes("select_reduce", _SHORT_INTEGERS, predicate=predicate)
+    checks.check_dtypes("select_reduce", (*dtypes.FLOATS, *_SHORT_INTEGERS, "bool_"), on_true=on_true)
+    checks.check_dtypes("select_reduce", _SHORT_INTEGERS, predicate=predicate)
     other = operands.column("on_false", on_false, on_true, float32_only=False)
-    accumulation = _maximum(operands, reduce_op, reduce_cmd, reduce_res, on_true)
+    accumulation = row_maximum(operands, reduce_op, reduce_cmd, reduce_res, on_true, _SELECT_COMMANDS)
+    if accumulation.result is not None:
+        chosen = accumulation.command
+        require(
+            chosen is not commands.idle, "select_reduce reduce_res with reduce_cmd idle would read unknown contents"
+        )
+        checks.check_dtypes("select_reduce", (*dtypes.FLOATS, "tfloat32"), reduce_res=accumulation.result)
     columns = [other] if isinstance(other, NkiTensor) else []
 
     def compute() -> list[Array]:
@@ -445,14 +445,3 @@ def select_reduce(
         pointers=len(columns),
         **accumulation.attributes,
     )
-
-
-def _maximum(operands: Operands, reduce_op: Any, reduce_cmd: Any, reduce_res: Any, data: NkiTensor) -> Accumulation:
-    opcode = operands.instruction
-    operator = alu.find_reduction(opcode, "reduce_op", reduce_op, ("maximum",))
-    chosen = command(opcode, reduce_cmd, (commands.idle, commands.reset_reduce, commands.reduce))
-    result = operands.result("reduce_res", reduce_res, data)
-    if result is not None:
-        require(chosen is not commands.idle, f"{opcode} reduce_res with reduce_cmd idle would read unknown contents")
-        _check_dtypes(opcode, (*_FLOATS, "tfloat32"), reduce_res=result)
-    return Accumulation("vector", operator.name, chosen, result)

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.isa import checks, dma, movement
+from nki_bn.simulator.isa import checks, dma, gather, movement
 from nki_bn.simulator.isa.enums import engine
-from nki_bn.simulator.issue import issue, raw
 from nki_bn.simulator.language.creation import hbm, is_hbm, ndarray, psum
 from nki_bn.simulator.language.math import copy, tile_operand
 from nki_bn.simulator.machine import current_core
-from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.tensor import NkiTensor, require
 
 # Partitions that one nc_stream_shuffle mask covers.
@@ -107,17 +103,6 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
     require(axis == 0, f"gather_flattened axis must be 0, got {axis!r}")
     checks.tile("gather_flattened", "data", data, checks.SBUF)
     checks.tile("gather_flattened", "indices", indices, checks.SBUF)
-    require(indices.dtype == "uint32", f"gather_flattened indices must be uint32, got {indices.dtype}")
-    require(
-        data.shape[0] == indices.shape[0],
-        f"gather_flattened indices has {indices.shape[0]} partitions, data has {data.shape[0]}",
-    )
-    result = ndarray(indices.shape, data.dtype if dtype is None else dtype)
-
-    def compute() -> list[Array]:
-        at = raw(indices).astype(np.int64)
-        require(int(at.max()) < checks.columns(data), f"gather_flattened: index {at.max()} is outside {data!r}")
-        return [np.take_along_axis(raw(data), at, axis=1)]
-
-    issue("nc_n_gather", "gpsimd", [result], [data, indices], compute)
-    return result
+    result = ndarray(indices.shape, data.dtype)
+    gather.nc_n_gather(result, data, indices)
+    return result if dtype is None or dtypes.normalize(dtype) == data.dtype else copy(result, dtype)

@@ -6,23 +6,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.isa import checks
-from nki_bn.simulator.issue import issue, raw
+from nki_bn.simulator.isa import checks, random, vector
+from nki_bn.simulator.isa.enums import nc_version
+from nki_bn.simulator.language import math
 from nki_bn.simulator.language.creation import ndarray, sbuf
-from nki_bn.simulator.language.math import copy, tile_operand
-from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.tensor import NkiTensor, require
 
+# Of 32 random bits, so many are dropped for a multiple of 2^-24, which float32 holds.
+_DROPPED = 8
+
 
 def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
-    """A new on-chip tensor of uniform numbers in [0, 1), rounded to ``dtype``."""
-    result = tile_operand("rand", "result", ndarray(shape, dtype, buffer, name))
-    core = current_core()
-    issue("rand2", "vector", [result], [], lambda: [core.random.random(result.shape, np.float32)])
+    """A new on-chip tensor of uniform numbers in [0, 1), rounded to ``dtype``.
+
+    From gen4 this is one ``rand2``; before, random bits that are shifted and scaled.
+    """
+    result = math.tile_operand("rand", "result", ndarray(shape, dtype, buffer, name))
+    if checks.version() >= nc_version.gen4:
+        random.rand2(result, 0.0, 1.0)
+        return result
+    bits = ndarray(shape, "uint32", buffer)
+    random.rng(bits)
+    vector.tensor_scalar(bits, bits, math.right_shift, _DROPPED)
+    vector.tensor_scalar(result, bits, math.multiply, 2.0 ** (_DROPPED - 32))
     return result
 
 
@@ -38,13 +46,7 @@ def random_seed(seed: NkiTensor) -> None:
         seed.shape == (1, 1) and seed.dtype in ("int32", "uint32"),
         f"random_seed seed must be a (1, 1) tile of int32 or uint32, got {seed!r}",
     )
-    core = current_core()
-
-    def compute() -> list[Any]:
-        core.random = np.random.default_rng(int(raw(seed)[0, 0]) & 0xFFFFFFFF)
-        return []
-
-    issue("set_rng_seed", "vector", [], [seed], compute)
+    random.set_rng_seed(seed)
 
 
 def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
@@ -52,15 +54,8 @@ def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
 
     ``rate`` is a number or a column with one probability per partition.
     """
-    data = x if dtype is None or dtypes.normalize(dtype) == x.dtype else copy(x, dtype)
-    result = ndarray(tile_operand("dropout", "x", x).shape, data.dtype)
-    checks.column_operand("dropout", "rate", rate, data)
-    core = current_core()
-
-    def compute() -> list[Any]:
-        values = raw(data)
-        dropped = core.random.random(values.shape, np.float32) < checks.operand_values(rate)
-        return [np.where(dropped, np.zeros((), values.dtype), values)]
-
-    issue("dropout", "vector", [result], [data, *[rate] * isinstance(rate, NkiTensor)], compute)
+    same = dtype is None or dtypes.normalize(dtype) == x.dtype
+    data = math.tile_operand("dropout", "x", x) if same else math.copy(x, dtype)
+    result = ndarray(data.shape, data.dtype)
+    random.dropout(result, data, rate)
     return result

@@ -15,6 +15,7 @@ _SHORT_FLOATS = ("bfloat16", "float16")
 _WIDE = ("float32", "tfloat32")
 # bn_aggr works on (count, mean, count * variance).
 _TRIPLE = 3
+_RANDOM = ("rng", "rand2", "set_rng_seed", "rand_set_state", "rand_get_state")
 _REGISTERS = ("register_move", "register_load", "register_store")
 
 
@@ -67,9 +68,14 @@ def _register(record: Record, timing: Timing) -> Duration:
 
 
 def _elements(record: Record) -> float:
-    """Elements that stream through a lane: of the widest operand, or the columns of the result on Tensor."""
-    if record.engine == "tensor":
+    """Elements that stream through a lane: of the widest operand, or the columns of the result on Tensor.
+
+    Gathers cost by what they pick; all lanes of a ``local_gather`` share its elements.
+    """
+    if record.engine == "tensor" or record.opcode == "nc_n_gather":
         return record.writes[0].columns
+    if record.opcode == "local_gather":
+        return record.writes[0].columns / record.writes[0].shape[0]
     widest = max((access.columns for access in (*record.writes, *record.reads)), default=0)
     return widest / _TRIPLE if record.opcode == "bn_aggr" else widest
 
@@ -162,6 +168,10 @@ def _scalar_reduce(record: Record, vector: VectorTiming) -> Cost:
     return _pointed(vector.reduce, record, vector)
 
 
+def _masked(record: Record, vector: VectorTiming) -> Cost:
+    return _pointed(vector.masked, record, vector)
+
+
 def _scan(record: Record, vector: VectorTiming) -> Cost:
     return _add(vector.scan, vector.scan_seed) if _pointers(record) else vector.scan
 
@@ -190,6 +200,10 @@ _VECTOR: dict[str, Callable[[Record, VectorTiming], Cost]] = {
     "select_reduce": _named("predicated"),
     "nc_stream_shuffle": _named("shuffle"),
     "nc_transpose": _named("transpose"),
+    **dict.fromkeys(("max8", "nc_find_index8", "nc_match_replace8"), _named("search")),
+    "range_select": _masked,
+    "dropout": _masked,
+    **dict.fromkeys(_RANDOM, _named("random")),
 }
 
 
@@ -222,12 +236,23 @@ def _table(record: Record, scalar: ScalarTiming) -> str | None:
 
 def _gpsimd(record: Record, timing: Timing) -> Cost:
     gpsimd: GpSimdTiming = timing.gpsimd
-    if record.opcode in ("iota", "affine_select"):
-        return gpsimd.index
-    if record.opcode == "tensor_partition_reduce":
-        return gpsimd.partition_reduce
+    if record.opcode in _GPSIMD:
+        cost: Cost = getattr(gpsimd, _GPSIMD[record.opcode])
+        return cost
     tiles = len(record.reads) - _pointers(record)
     return gpsimd.two_tiles if tiles > 1 else gpsimd.one_tile
+
+
+_GPSIMD = {
+    "iota": "index",
+    "affine_select": "index",
+    "tensor_partition_reduce": "partition_reduce",
+    "local_gather": "gather",
+    "nc_n_gather": "gather",
+    "sequence_bounds": "positions",
+    "nonzero_with_count": "positions",
+    **dict.fromkeys(_RANDOM, "random"),
+}
 
 
 # --- Tensor ----------------------------------------------------------------------------------------------------------
