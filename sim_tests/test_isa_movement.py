@@ -106,7 +106,7 @@ def test_tensor_copy_refusals() -> None:
     refuse(lambda x: copied(x, nl.psum, engine=nisa.engine.gpsimd), "dst is in psum, which engine gpsimd cannot access")
     refuse(lambda x: copied(x, engine=nisa.engine.scalar), "scalar needs gen3", target="trn1")
     refuse(lambda x: copied(x, shape=(64, 23)), "dst has 23 elements per partition, src has 24")
-    refuse(lambda x: copied(x, shape=(32, 48)), "src has 64 partitions, dst has 32")
+    refuse(lambda x: copied(x, shape=(32, 48)), "dst has 32 partitions, src has 64")
     refuse(lambda x: copied(x, engine=5), "engine must be a member", error=TypeError)
     refuse(lambda x: nisa.tensor_copy(dst=nl.ndarray(x.shape, x.dtype), src=x), "src is in private_hbm")
     refuse(
