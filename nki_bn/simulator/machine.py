@@ -180,8 +180,8 @@ class Core:
             f"{storage.label} partition dimension {partitions} exceeds maximum {pad.partitions}",
         )
         check_start(partition, partitions, storage.label)
-        storage.bank, storage.pitch, storage.partition = pad.bank, pad.row_bytes, partition
-        storage.base = partition * pad.row_bytes + pad.place(storage, storage.row_bytes, byte)
+        storage.bank, storage.pitch, storage.partition = pad.bank, pad.pitch, partition
+        storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
         return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
 
     def _share(self, storage: Storage) -> NkiTensor:

@@ -29,6 +29,8 @@ TOUCHED_BY = (READ_BY[0] | WRITTEN_BY[0], READ_BY[1] | WRITTEN_BY[1])
 
 # Automatic placements start at multiples of this many bytes, so that every element is aligned.
 ALIGNMENT = 4
+# Bytes between the rows of a scratchpad. Without them the rows of a tile would share the sets of the host's caches.
+_PADDING = 64
 
 
 class MemoryRegion(Enum):
@@ -79,7 +81,8 @@ class Scratchpad:
         self.partitions = partitions
         self.row_bytes = row_bytes
         self.bank_bytes = bank_bytes
-        self.bank = Bank(np.zeros(partitions * row_bytes * scale, np.uint8), scale)
+        self.pitch = row_bytes + _PADDING
+        self.bank = Bank(np.zeros(partitions * self.pitch * scale, np.uint8), scale)
         self._live: dict[int, _Placed] = {}
         self._keys = itertools.count()
         self._automatic_bytes = 0
@@ -104,7 +107,7 @@ class Scratchpad:
         self.high_water = max(self.high_water, self.live_bytes)
         if address is None:
             # New memory. A tile at a chosen address may share bytes with a live one on purpose: what was written stays.
-            rows = self.bank.shadow.reshape(self.partitions, self.row_bytes)
+            rows = self.bank.shadow.reshape(self.partitions, self.pitch)
             rows[storage.partition : storage.partition + storage.shape[0], start : start + size] = 0
         return start
 
