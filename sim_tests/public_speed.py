@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from public_cases.common import Array, error, launch, load, normal, softmax, wide
 
 TIMES = 3.0

@@ -218,7 +218,11 @@ def _note_shared(
     if core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm:
         return
     accesses = core.run.hbm_accesses[tensor.storage.bank]
-    if (shadow & conflicting[1 - core.index]).any():
+    clashes = (shadow & conflicting[1 - core.index]) != 0
+    if mine is READ_BY:
+        # What this core wrote too is the same from both (else the second write was refused), in whatever order.
+        clashes &= (shadow & WRITTEN_BY[core.index]) == 0
+    if clashes.any():
         raise RaceError(_describe_race(accesses, record, tensor, mine is WRITTEN_BY))
     shadow |= mine[core.index]
     tensor.put(shadow=shadow)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 
 from nki_bn.hardware import Target, load_target
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.errors import NkiValidationError
+from nki_bn.simulator.errors import NkiValidationError, OutOfMemoryError
 from nki_bn.simulator.lockstep import Lockstep
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
@@ -180,9 +181,27 @@ class Core:
             f"{storage.label} partition dimension {partitions} exceeds maximum {pad.partitions}",
         )
         check_start(partition, partitions, storage.label)
-        storage.bank, storage.pitch, storage.partition = pad.bank, pad.pitch, partition
-        storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
-        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+        storage.pitch, storage.partition = pad.pitch, partition
+        tensor = NkiTensor(storage.shape, storage.dtype, storage)
+        if byte is None and not self.options.strict:
+            # As compilers do it: a tile that is never used takes no memory, one that waits for its use takes none yet.
+            storage.place = self._put_late
+        else:
+            storage.bank = pad.bank
+            storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
+            self._filled(tensor)
+        return tensor
+
+    def _put_late(self, storage: Storage) -> None:
+        pad = self.sbuf if storage.region is MemoryRegion.sbuf else self.psum
+        try:
+            storage.base, storage.bank = pad.place(storage, storage.row_bytes, None), pad.bank
+        except OutOfMemoryError as error:
+            # Compilers move tiles in and out, and the vendor's simulator has no limit: the tile gets bytes of its own.
+            warnings.warn(f"{error}; a compiler would have to spill", stacklevel=2)
+            storage.pitch = storage.row_bytes
+            storage.bank = Bank(np.zeros(storage.shape[0] * storage.pitch * self.run.scale, np.uint8), self.run.scale)
+        self._filled(NkiTensor(storage.shape, storage.dtype, storage))
 
     def _share(self, storage: Storage) -> NkiTensor:
         # The n-th shared tensor of every core is the same one.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -166,6 +166,7 @@ class Scratchpad:
 class Storage:
     """What all views of one tensor share: a bank, the place in it, and the original shape.
 
+    ``place`` is what finds a place for a tile that has none yet: in lenient runs tiles get theirs when they are used.
     ``base`` is the logical byte offset of element 0; on chip ``pitch`` is the distance between partitions and
     ``row_bytes`` the bytes of the tile in each. ``begun`` marks, in PSUM, where this tile was written, byte by byte:
     there a matmul without ``accumulate`` adds. It belongs to the tile, not to the bytes: tiles that take turns at one
@@ -182,17 +183,35 @@ class Storage:
         if self.size * dtypes.size_of(dtype) >= 2**63:
             raise NkiValidationError(f"{self.label} is too large; accepted: less than 2**63 bytes")
         self.row_bytes = self.size // max(shape[0], 1) * dtypes.size_of(dtype)
-        self.bank: Bank
+        self.place: Callable[[Storage], None] | None = None
+        self._bank: Bank | None = None
         self.base = 0
         self.pitch = 0
         self.partition = 0
         self.is_input = False
         self.begun = np.zeros(self.row_bytes * shape[0] if region is MemoryRegion.psum else 0, np.bool_)
 
+    @property
+    def bank(self) -> Bank:
+        """Where the bytes are; a tile that waits for its place gets one now."""
+        self._settle()
+        assert self._bank is not None
+        return self._bank
+
+    @bank.setter
+    def bank(self, bank: Bank) -> None:
+        self._bank = bank
+
+    def _settle(self) -> None:
+        if self.place is not None:
+            place, self.place = self.place, None
+            place(self)
+
     def locate(self, offset: int, itemsize: int) -> int:
         """Logical byte address of the element at ``offset`` (in elements of ``itemsize`` bytes)."""
         if not self.region.on_chip:
             return self.base + offset * itemsize
+        self._settle()
         row, rest = divmod(offset * itemsize, self.row_bytes)
         return self.base + row * self.pitch + rest
 
@@ -200,6 +219,7 @@ class Storage:
         """Logical byte strides of a view; on chip the first one steps over partitions."""
         scaled = [stride * itemsize for stride in strides]
         if self.region.on_chip:
+            self._settle()
             scaled[0] = scaled[0] // self.row_bytes * self.pitch
         return tuple(scaled)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """trnrand: counter-based random numbers and low-discrepancy sequences in integer arithmetic on bytes.
 
-The references follow the papers: Salmon et al. 2011 for Threefry (32-bit words, here of Python's size), van der Corput's
-radical inverse for Halton, XOR of direction vectors for Sobol.
+The references follow the papers: Salmon et al. 2011 for Threefry, van der Corput's radical inverse for Halton, XOR of
+direction vectors for Sobol.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from math import prod
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ SBUF = (MemoryRegion.sbuf,)
 ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
 PSUM = (MemoryRegion.psum,)
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Enum)
 
 
 def version() -> nc_version:
@@ -107,11 +108,13 @@ def not_both_psum(op: str, **tensors: NkiTensor) -> None:
 
 
 def member(op: str, name: str, value: Any, kind: type[E]) -> E:
-    """``value`` if it is a member of the enumeration ``kind``.
+    """``value`` if it is a member of the enumeration ``kind``; in a lenient run the value of a member does as well.
 
     Raises:
         TypeError: it is not.
     """
+    if isinstance(value, str) and not current_core().options.strict and value in (one.value for one in kind):
+        return kind(value)
     if not isinstance(value, kind):
         raise TypeError(f"{op} {name} must be a member of {kind.__name__}, got {value!r}")
     return value
@@ -119,7 +122,7 @@ def member(op: str, name: str, value: Any, kind: type[E]) -> E:
 
 def pick_engine(op: str, chosen: engine, default: engine, accepted: tuple[engine, ...]) -> engine:
     """The engine that runs the instruction: the chosen one if it can, the default for ``unknown``."""
-    member(op, "engine", chosen, engine)
+    chosen = member(op, "engine", chosen, engine)
     if chosen is engine.unknown:
         return default
     require(

@@ -46,7 +46,7 @@ def dma_copy(
     """
     dst, src = _operands("dma_copy", dst, src)
     mode = _dge("dma_copy", dge_mode)
-    checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
+    oob_mode = checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
     check_descriptors("dma_copy", mode, dst, src)
     check_vector("dma_copy", dst)
     check_vector("dma_copy", src)
@@ -159,7 +159,7 @@ def _check_priority(op: str, priority: Any) -> None:
 
 
 def _check_issuer(engine: Any, mode: enums.dge_mode) -> None:
-    checks.member("dma_copy", "engine", engine, enums.engine)
+    engine = checks.member("dma_copy", "engine", engine, enums.engine)
     if engine is enums.engine.unknown:
         return
     require(

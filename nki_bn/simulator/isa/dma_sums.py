@@ -55,7 +55,7 @@ def dma_compute(
     _check_scales(scales, len(srcs))
     static(_OP, "dst", dst)
     require(unique_indices is True, f"{_OP} unique_indices must be True, got {unique_indices!r}")
-    checks.member(_OP, "oob_mode", oob_mode, enums.oob_mode)
+    oob_mode = checks.member(_OP, "oob_mode", oob_mode, enums.oob_mode)
     check_skip(_OP, oob_mode, "source", _indirect(dst, srcs))
     return _sum(dst, srcs, oob_mode is enums.oob_mode.skip, name)
 

@@ -65,7 +65,8 @@ def nc_matmul(
     stationary = operands.indirect_matrix("stationary", stationary, checks.SBUF)
     moving = operands.indirect_matrix("moving", moving, checks.SBUF)
     dst = operands.indirect_matrix("dst", dst, checks.PSUM, stationary)
-    double = checks.member(_OP, "perf_mode", perf_mode, enums.matmul_perf_mode) is enums.matmul_perf_mode.double_row
+    mode = checks.member(_OP, "perf_mode", perf_mode, enums.matmul_perf_mode)
+    double = mode is enums.matmul_perf_mode.double_row
     if accumulate is not None and not isinstance(accumulate, (bool, np.bool_)):
         raise TypeError(f"{_OP} accumulate must be True, False or None, got {accumulate!r}")
     moves_bits = bool(is_transpose) and checks.version() >= enums.nc_version.gen3
@@ -93,7 +94,7 @@ def nc_matmul(
         rows=sizes.rows,
         tile_rows=sizes.tile_rows,
         is_transpose=bool(is_transpose),
-        perf_mode=perf_mode.name,
+        perf_mode=mode.name,
         stationary_onezero=bool(is_stationary_onezero),
         moving_onezero=bool(is_moving_onezero),
     )
