@@ -18,13 +18,24 @@ import traceback
 import warnings
 from pathlib import Path
 
-from public_cases import neuron_sdk, neuron_sdk_docs, nki_autotune, nki_library, triton_viz, trnrand, trnsci
+from public_cases import (
+    neuron_sdk,
+    neuron_sdk_docs,
+    neuron_sdk_guides,
+    nki_autotune,
+    nki_library,
+    triton_viz,
+    trnrand,
+    trnsci,
+)
 from public_cases.common import Kernel
 
 REPOSITORIES = {
     "triton-viz": triton_viz.kernels,
     "nki-library": nki_library.kernels,
-    "aws-neuron-sdk": lambda checkout: neuron_sdk.kernels(checkout) + neuron_sdk_docs.kernels(checkout),
+    "aws-neuron-sdk": lambda checkout: [
+        kernel for part in (neuron_sdk, neuron_sdk_docs, neuron_sdk_guides) for kernel in part.kernels(checkout)
+    ],
     "nki-autotune": nki_autotune.kernels,
     "trnfft": trnsci.fft_kernels,
     "trnrand": trnrand.kernels,

@@ -115,3 +115,15 @@ def test_what_both_cores_cleared_either_may_read_and_neither_change(late: bool) 
             launch(kernel, X, lnc=2, strict=False)
     else:
         np.testing.assert_array_equal(launch(kernel, X, lnc=2, strict=False).outputs, np.zeros_like(X))
+
+
+def test_results_in_private_memory_are_returned_with_a_warning() -> None:
+    def kernel(x: Any) -> Any:
+        result = nl.ndarray(x.shape, x.dtype, buffer=nl.hbm)
+        nisa.dma_copy(dst=result, src=x)
+        return result
+
+    with pytest.warns(UserWarning, match="is returned but not in shared_hbm: the compiler refuses it"):
+        np.testing.assert_array_equal(lenient(kernel, X), X)
+    with pytest.raises(NkiValidationError, match="is returned but not in shared_hbm"):
+        outputs(kernel, X)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -42,18 +43,25 @@ class Kernel:
     cases: Cases = field(default_factory=dict)
 
 
-def load(path: Path) -> ModuleType:
-    """The module in the file ``path``, which may change neither environment nor argument list for others."""
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    """Undoes what happens to the variables of the environment inside."""
     kept = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def load(path: Path) -> ModuleType:
+    """The module in the file ``path``, which may not change the environment for others."""
     spec = importlib.util.spec_from_file_location(f"public_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
+    with environment():
         spec.loader.exec_module(module)
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
     return module
 
 

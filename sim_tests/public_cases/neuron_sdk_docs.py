@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from launching import nisa, nki, nl, store
 
-from public_cases.common import BFLOAT16, FLOAT32, Array, Cases, Kernel, error, launch, normal, wide
+from public_cases.common import BFLOAT16, FLOAT32, Array, Cases, Kernel, environment, error, launch, normal, wide
 
 
 def kernels(checkout: Path) -> list[Kernel]:
@@ -30,21 +30,32 @@ def kernels(checkout: Path) -> list[Kernel]:
     ]
 
 
-def example(path: Path, words: str, **names: Any) -> dict[str, Any]:
-    """The names that the code block with ``words`` in the file at ``path`` defines, run with ``names``."""
+def code_blocks(path: Path) -> list[tuple[int, str]]:
+    """First line and text of the blocks of code in a guide, or in the docstrings of a module."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    at = next(number for number, line in enumerate(lines) if words in line)
-    head = max(number for number in range(at) if ".. code-block:: python" in lines[number])
+    heads = [number for number, line in enumerate(lines) if ".. code-block::" in line]
+    return [(head + 2, textwrap.dedent("\n".join(_body(lines, head, path.suffix == ".py")))) for head in heads]
+
+
+def _body(lines: list[str], head: int, in_docstring: bool) -> list[str]:
     depth = len(lines[head]) - len(lines[head].lstrip())
     body = []
     for line in lines[head + 1 :]:
         if line.strip() and len(line) - len(line.lstrip()) <= depth:
             break
+        if in_docstring and line.rstrip().endswith('"""'):
+            return [*body, line.rstrip().removesuffix('"""')]
         body.append(line)
-        if line.rstrip().endswith('"""'):
-            break
+    return body
+
+
+def example(path: Path, words: str, number: int = 0, **names: Any) -> dict[str, Any]:
+    """The names that a block of code of ``path`` defines, run with ``names``: of those with ``words`` the one with this
+    ``number``."""
+    text = [text for _, text in code_blocks(path) if words in text][number]
     scope: dict[str, Any] = {"nki": nki, "nl": nl, "nisa": nisa, **names}
-    exec(compile(textwrap.dedent("\n".join(body)).rstrip().removesuffix('"""'), str(path), "exec"), scope)
+    with environment():
+        exec(compile(text, str(path), "exec"), scope)
     return scope
 
 
