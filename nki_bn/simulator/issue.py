@@ -11,7 +11,7 @@ import numpy as np
 
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.dynamic import FreeOffsets, ScalarOffset, VectorOffset
-from nki_bn.simulator.errors import IndexRangeError, RaceError, UninitializedReadError
+from nki_bn.simulator.errors import IndexRangeError, NkiValidationError, RaceError, UninitializedReadError
 from nki_bn.simulator.gathered import Gathered, gather_columns, gather_rows
 from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
 from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
@@ -109,10 +109,11 @@ def issue(
 def _check_indices(opcode: str, engine: str, writes: Sequence[NkiTensor], reads: Sequence[NkiTensor]) -> None:
     """No operand has an index that was not read, and Scalar does not scatter into PSUM."""
     for tensor in (*writes, *reads):
-        require(not tensor.is_indirect(), f"{opcode} takes no run-time index in its operand {tensor!r}")
+        if tensor.is_indirect():
+            raise NkiValidationError(f"{opcode} takes no run-time index in its operand {tensor!r}")
     for tensor in writes:
-        scatters = isinstance(tensor, Gathered) and tensor.buffer is MemoryRegion.psum
-        require(engine != "scalar" or not scatters, f"{opcode} on engine scalar cannot scatter into psum: {tensor!r}")
+        if engine == "scalar" and isinstance(tensor, Gathered) and tensor.buffer is MemoryRegion.psum:
+            raise NkiValidationError(f"{opcode} on engine scalar cannot scatter into psum: {tensor!r}")
 
 
 # Partitions of a group that holds the offsets of an indirect operand.
@@ -200,6 +201,8 @@ def raw(tensor: NkiTensor) -> Array:
 
 
 def _check_read(core: Core, record: Record, tensor: NkiTensor) -> None:
+    if not core.options.strict and (core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm):
+        return
     shadow = tensor.shadow()
     if core.options.strict and not (shadow & WRITTEN).all():
         flags = element_flags(tensor, shadow) & WRITTEN
@@ -281,5 +284,8 @@ def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> Non
         np.bitwise_or(shadow, WRITTEN, out=shadow, where=per_byte)
     else:
         array[...] = values
-        shadow |= WRITTEN
+        if core.run.lnc == 1 or tensor.buffer.on_chip:
+            shadow[...] = WRITTEN
+        else:
+            shadow |= WRITTEN
     tensor.put(array, shadow)

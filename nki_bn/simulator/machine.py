@@ -90,8 +90,8 @@ class Run:
     def release(self) -> None:
         """Let go of what is on chip: cores and run refer to each other, and a collector of cycles may be late."""
         for core in self.cores:
-            core.sbuf.bank.release()
-            core.psum.bank.release()
+            core.sbuf.release()
+            core.psum.release()
 
     def stand_in(self, like: Shaped, name: str, region: MemoryRegion) -> NkiTensor:
         """An HBM tensor without memory, for a dry run."""
@@ -108,11 +108,12 @@ class Run:
             wide = np.zeros(storage.size * dtypes.size_of(dtype) * self.scale, np.uint8)
             storage.bank = Bank(wide, self.scale)
             tensor = NkiTensor(data.shape, dtype, storage)
+            storage.bank.shadow[:] = WRITTEN
             tensor.array()[...] = data
         else:
-            storage.bank = Bank(data.reshape(-1).view(np.uint8), 1)
+            memory = data.reshape(-1).view(np.uint8)
+            storage.bank = Bank(memory, 1, np.full(memory.size, WRITTEN, np.uint8))
             tensor = NkiTensor(data.shape, dtype, storage)
-        storage.bank.shadow[:] = WRITTEN
         return tensor
 
 
@@ -138,12 +139,7 @@ class Core:
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
-        # Generators of random numbers by engine. Cores and engines start apart from each other, and from every seed: a
-        # missing word counts as 0 in a seed.
-        self.generators = {
-            engine: Xorwow(target.partitions, streams, index, place)
-            for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
-        }
+        self.generators: dict[str, Xorwow] = {}
         self.schedule = NamedEdges(run.edges)
         self.loops: list[int] = []  # the device loops that the kernel is in, numbered as they were entered
         self.loop_count = 0
@@ -153,6 +149,14 @@ class Core:
     def options(self) -> RunOptions:
         """Options of the run."""
         return self.run.options
+
+    def generator(self, engine: str) -> Xorwow:
+        """The generators of random numbers of an engine. Cores and engines start apart from each other, and from every
+        seed: a missing word counts as 0 in a seed."""
+        if engine not in self.generators:
+            place = 1 + list(STREAMS).index(engine)
+            self.generators[engine] = Xorwow(self.run.target.partitions, STREAMS[engine], self.index, place)
+        return self.generators[engine]
 
     def allocate(
         self, shape: tuple[int, ...], dtype: str, region: MemoryRegion, name: str, address: tuple[int, int] | None
@@ -189,7 +193,7 @@ class Core:
         else:
             storage.bank = pad.bank
             storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
-            self._filled(tensor)
+            self._fill(tensor, new=False)
         return tensor
 
     def _put_late(self, storage: Storage) -> None:
@@ -201,7 +205,7 @@ class Core:
             warnings.warn(f"{error}; a compiler would have to spill", stacklevel=2)
             storage.pitch = storage.row_bytes
             storage.bank = Bank(np.zeros(storage.shape[0] * storage.pitch * self.run.scale, np.uint8), self.run.scale)
-        self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+        self._fill(NkiTensor(storage.shape, storage.dtype, storage))
 
     def _share(self, storage: Storage) -> NkiTensor:
         # The n-th shared tensor of every core is the same one.
@@ -221,19 +225,24 @@ class Core:
     def _fresh(self, storage: Storage) -> NkiTensor:
         nbytes = 0 if self.options.dry else storage.size * dtypes.size_of(storage.dtype)
         storage.bank = Bank(np.zeros(nbytes * self.run.scale, np.uint8), self.run.scale)
-        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+        tensor = NkiTensor(storage.shape, storage.dtype, storage)
+        self._fill(tensor)
+        return tensor
 
-    def _filled(self, tensor: NkiTensor) -> NkiTensor:
-        if self.options.dry or self.options.strict or dtypes.is_packed(tensor.dtype):
-            return tensor
+    def _fill(self, tensor: NkiTensor, *, new: bool = True) -> None:
+        """What lenient runs read where nothing was written; memory that is not ``new`` may hold something."""
+        if self.options.dry or self.options.strict:
+            return
         array = tensor.array()
-        fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
-        written = tensor.shadow() & WRITTEN
-        if not written.any():
+        if dtypes.is_packed(tensor.dtype):
+            fill: float = 0
+        else:
+            fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
+        if new:
             array[...] = fill
         else:
-            np.copyto(array, np.asarray(fill).astype(array.dtype), where=element_flags(tensor, written) == 0)
-        return tensor
+            unwritten = element_flags(tensor, tensor.shadow() & WRITTEN) == 0
+            np.copyto(array, np.asarray(fill).astype(array.dtype), where=unwritten)
 
     def pointer(self, values: Float32) -> Float32:
         """A per-partition operand as the engine sees it."""

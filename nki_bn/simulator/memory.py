@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -34,17 +35,16 @@ _PADDING = 64
 
 
 class MemoryRegion(Enum):
-    """Where a tensor lives."""
+    """Where a tensor lives; ``on_chip`` says whether the region has partitions (SBUF and PSUM)."""
 
     sbuf = "sbuf"
     psum = "psum"
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
-    @property
-    def on_chip(self) -> bool:
-        """Whether the region has partitions (SBUF and PSUM)."""
-        return self in (MemoryRegion.sbuf, MemoryRegion.psum)
+    def __init__(self, value: str) -> None:
+        # An attribute and no property: it is asked for several times per operand.
+        self.on_chip = value in ("sbuf", "psum")
 
 
 class Bank:
@@ -52,15 +52,29 @@ class Bank:
 
     _serial = itertools.count()
 
-    def __init__(self, data: Array, scale: int) -> None:
+    def __init__(self, data: Array, scale: int, shadow: Array | None = None) -> None:
         self.data = data
         self.scale = scale
-        self.shadow = np.zeros(data.size // scale, np.uint8)
+        self.shadow = np.zeros(data.size // scale, np.uint8) if shadow is None else shadow
         self.serial = next(Bank._serial)
 
     def release(self) -> None:
         """Let go of the bytes."""
         self.data = self.shadow = np.zeros(0, np.uint8)
+
+
+# Arrays of released scratchpads by size and scale: what the data are does not matter, the shadows are clear.
+_SPARE: dict[tuple[int, int], list[tuple[Array, Array]]] = defaultdict(list)
+_MOST_SPARE = 4
+
+
+def _bank(size: int, scale: int) -> Bank:
+    """A bank of ``size`` logical bytes of which none counts as written."""
+    try:
+        data, shadow = _SPARE[size * scale, scale].pop()
+    except IndexError:
+        return Bank(np.zeros(size * scale, np.uint8), scale)
+    return Bank(data, scale, shadow)
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,8 @@ class Scratchpad:
         self.row_bytes = row_bytes
         self.bank_bytes = bank_bytes
         self.pitch = row_bytes + _PADDING
-        self.bank = Bank(np.zeros(partitions * self.pitch * scale, np.uint8), scale)
+        self.bank = _bank(partitions * self.pitch, scale)
+        self._used = row_bytes, 0
         self._live: dict[int, _Placed] = {}
         self._keys = itertools.count()
         self._automatic_bytes = 0
@@ -105,11 +120,20 @@ class Scratchpad:
         else:
             self._chosen_end = max(self._chosen_end, start + size)
         self.high_water = max(self.high_water, self.live_bytes)
+        self._used = min(self._used[0], start), max(self._used[1], start + size)
         if address is None:
             # New memory. A tile at a chosen address may share bytes with a live one on purpose: what was written stays.
             rows = self.bank.shadow.reshape(self.partitions, self.pitch)
             rows[storage.partition : storage.partition + storage.shape[0], start : start + size] = 0
         return start
+
+    def release(self) -> None:
+        """Let go of the bytes, for the next scratchpad of this size: large arrays take longer to make than to clear."""
+        if len(_SPARE[self.bank.data.size, self.bank.scale]) < _MOST_SPARE:
+            start, end = self._used
+            self.bank.shadow.reshape(self.partitions, self.pitch)[:, start:end] = 0
+            _SPARE[self.bank.data.size, self.bank.scale].append((self.bank.data, self.bank.shadow))
+        self.bank.release()
 
     def _release(self, key: int) -> None:
         tile = self._live.pop(key)

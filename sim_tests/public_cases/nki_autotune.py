@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from public_cases.common import BFLOAT16, Kernel, error, launch, load, normal, wide
+from public_cases.common import BFLOAT16, Cases, Kernel, error, launch, load, normal, provide, wide
 
 _SIZE = 2048
 
@@ -23,7 +23,19 @@ def kernels(checkout: Path) -> list[Kernel]:
             for place, name in products.items()
         ),
         Kernel("nki-autotune rmsnorm_matmul_online", {"2048 bfloat16": partial(_normed, folder / "rmsnorm_matmul")}),
+        Kernel("nki-autotune kernel_transforms", _steps(checkout / "kernel_transforms.py")),
     ]
+
+
+def _steps(path: Path) -> Cases:
+    """The product at 17 stages of its transformation."""
+
+    def run(name: str) -> float:
+        provide("nkigym.synthesis", simulate_fp32=None)
+        left, right = normal((_SIZE, _SIZE), BFLOAT16), normal((_SIZE, _SIZE), BFLOAT16, 1)
+        return error(launch(getattr(load(path), name), (left, right)), np.matmul(*wide(left.T, right)))
+
+    return {name: partial(run, name) for name in (*(f"kernel_{step}" for step in range(16)), "kernel_partial")}
 
 
 def _product(folder: Path, name: str) -> float:

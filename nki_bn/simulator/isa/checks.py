@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.isa.enums import engine, nc_version
 from nki_bn.simulator.issue import float32
 from nki_bn.simulator.machine import current_core
@@ -38,13 +39,13 @@ def tile(op: str, name: str, value: Any, regions: tuple[MemoryRegion, ...] = ON_
     """
     if not isinstance(value, NkiTensor):
         raise TypeError(f"{op} {name} must be a tensor, got {type(value).__name__}")
-    accepted = " or ".join(region.value for region in regions)
-    require(value.buffer in regions, f"{op} {name} is in {value.buffer.value}; accepted: {accepted}")
+    # Messages are made only where they are needed: this is called for every operand.
+    if value.buffer not in regions:
+        accepted = " or ".join(region.value for region in regions)
+        raise NkiValidationError(f"{op} {name} is in {value.buffer.value}; accepted: {accepted}")
     most = current_core().run.target.partitions
-    require(
-        value.shape[0] <= most or not value.buffer.on_chip,
-        f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}",
-    )
+    if value.shape[0] > most and value.buffer.on_chip:
+        raise NkiValidationError(f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}")
     return value
 
 
