@@ -127,3 +127,21 @@ def test_results_in_private_memory_are_returned_with_a_warning() -> None:
         np.testing.assert_array_equal(lenient(kernel, X), X)
     with pytest.raises(NkiValidationError, match="is returned but not in shared_hbm"):
         outputs(kernel, X)
+
+
+def test_tiles_of_columns() -> None:
+    def kernel(x: Any) -> Any:
+        tile, result = load(x), nl.ndarray((64, 24), nl.float32, buffer=nl.psum)
+        for column in (0, 32):
+            nisa.nc_matmul(
+                dst=result[column : column + 24],
+                stationary=tile,
+                moving=tile,
+                tile_position=(0, column),
+                tile_size=(64, 32),
+            )
+        return store(result[32:56])
+
+    np.testing.assert_allclose(lenient(kernel, X), X.astype(np.float64).T @ X, atol=1e-4)
+    with pytest.raises(NkiValidationError, match="columns are not tiled"):
+        outputs(kernel, X)
