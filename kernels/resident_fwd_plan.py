@@ -64,6 +64,7 @@ def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout)
         0,
         0,
         layout.short_start,
+        False,
     )
     return group_size(shape, cores, same)
 

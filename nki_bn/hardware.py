@@ -175,6 +175,7 @@ class DmaTiming:
     partitions_per_engine: int
     rate: Positive
     descriptor: float
+    indirect_descriptor: float
     hardware_trigger: float
     software_trigger: float
     spacing: float

@@ -3,7 +3,7 @@
 
     python sim_tests/public_kernels.py --checkouts DIR [WORD ...]
 
-DIR holds checkouts named triton-viz, nki-library and aws-neuron-sdk; words select kernels whose names contain one of
+DIR holds checkouts of the repositories below, under their names; words select kernels whose names contain one of
 them. One line per kernel: ``ok``, ``differs`` (a result is wrong) or ``fails`` (an error), and the reason. The exit
 code is 1 unless all are ok.
 """
@@ -18,13 +18,30 @@ import traceback
 import warnings
 from pathlib import Path
 
-from public_cases import neuron_sdk, nki_library, triton_viz
+from public_cases import (
+    neuron_sdk,
+    neuron_sdk_docs,
+    neuron_sdk_guides,
+    nki_autotune,
+    nki_library,
+    triton_viz,
+    trnrand,
+    trnsci,
+)
 from public_cases.common import Kernel
 
 REPOSITORIES = {
     "triton-viz": triton_viz.kernels,
     "nki-library": nki_library.kernels,
-    "aws-neuron-sdk": neuron_sdk.kernels,
+    "aws-neuron-sdk": lambda checkout: [
+        kernel for part in (neuron_sdk, neuron_sdk_docs, neuron_sdk_guides) for kernel in part.kernels(checkout)
+    ],
+    "nki-autotune": nki_autotune.kernels,
+    "trnfft": trnsci.fft_kernels,
+    "trnrand": trnrand.kernels,
+    "trnsolver": trnsci.solver_kernels,
+    "trnsparse": trnsci.sparse_kernels,
+    "trntensor": trnsci.tensor_kernels,
 }
 
 

@@ -105,8 +105,8 @@ def test_tensor_copy_refusals() -> None:
         refuse(lambda x, name=name: copied(x, engine=nisa.engine[name]), f"cannot run on engine {name}")
     refuse(lambda x: copied(x, nl.psum, engine=nisa.engine.gpsimd), "dst is in psum, which engine gpsimd cannot access")
     refuse(lambda x: copied(x, engine=nisa.engine.scalar), "scalar needs gen3", target="trn1")
-    refuse(lambda x: copied(x, shape=(64, 23)), "src has 24 elements per partition, dst has 23")
-    refuse(lambda x: copied(x, shape=(32, 48)), "src has 64 partitions, dst has 32")
+    refuse(lambda x: copied(x, shape=(64, 23)), "dst has 23 elements per partition, src has 24")
+    refuse(lambda x: copied(x, shape=(32, 48)), "dst has 32 partitions, src has 64")
     refuse(lambda x: copied(x, engine=5), "engine must be a member", error=TypeError)
     refuse(lambda x: nisa.tensor_copy(dst=nl.ndarray(x.shape, x.dtype), src=x), "src is in private_hbm")
     refuse(
@@ -164,7 +164,7 @@ def test_predicated_refusals() -> None:
     refuse(kernel, "uint8, uint16 or uint32, got int8", X, PREDICATE.astype(np.int8))
     refuse(lambda x, p: kernel(x, p, nl.bfloat16), "dtype of dst, float32, got bfloat16", X, PREDICATE)
     refuse(lambda x, p: kernel(x, p, place=nl.psum), "both in psum", X, PREDICATE)
-    refuse(kernel, "predicate has 23 elements per partition", X, PREDICATE[:, :23])
+    refuse(kernel, "dst has 24 elements per partition, predicate has 23", X, PREDICATE[:, :23])
 
 
 # --- memset ---------------------------------------------------------------------------------------

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 from public_cases.common import Kernel
-from public_kernels import collect, judge
+from public_kernels import REPOSITORIES, collect, judge
 
 VARIABLE = "NKI_BN_PUBLIC_CHECKOUTS"
 FOLDER = os.environ.get(VARIABLE)
-MISSING = pytest.mark.skip(
-    reason=f"{VARIABLE} does not name a folder with checkouts of triton-viz, nki-library and aws-neuron-sdk"
-)
+MISSING = pytest.mark.skip(reason=f"{VARIABLE} does not name a folder with checkouts of {', '.join(REPOSITORIES)}")
 KERNELS = collect(Path(FOLDER)) if FOLDER else [pytest.param(None, marks=MISSING)]
 
 

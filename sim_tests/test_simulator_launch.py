@@ -401,11 +401,12 @@ tensor_scalar_reduce tensor_scalar_cumulative tensor_tensor_scan select_reduce r
 activation_reduce tensor_reduce tensor_partition_reduce bn_stats bn_aggr register_alloc register_move
 register_load register_store get_nc_version get_nc_sub_version NkiInstruction NkiValidationError
 VirtualRegister engine reduce_cmd dge_mode oob_mode dma_engine nc_version matmul_perf_mode
+dma_compute exponential activate2
 range_select max8 nc_find_index8 nc_match_replace8 rng set_rng_seed rand_set_state rand_get_state rand2 dropout
 local_gather nc_n_gather sequence_bounds nonzero_with_count
 """.split()
 REFUSED = """
-dma_compute nc_matmul_mx quantize_mx exponential activate2 topk
+nc_matmul_mx quantize_mx topk
 """.split()
 COLLECTIVES = ("all_gather_v", "all_to_all_v")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import launch, load, nisa, nl, outputs, store
 
-from nki_bn.simulator import NkiValidationError, UnsupportedError
+from nki_bn.simulator import NkiValidationError
 
 PLACES = ("hbm", "sbuf", "psum")
 few = settings(max_examples=60, deadline=None)
@@ -483,11 +483,3 @@ def test_refused_patterns() -> None:
     both = {"scalar_offset": 1, "vector_offset": 2}
     refuse(x, lambda t: t.ap([[10, 6], [1, 4]], **both), "exclude each other")
     refuse(x, lambda t: t.ap([[10, 6], [1, 4]], scalar_offset=1, indirect_dim=2), "indirect_dim 2 is not a dimension")
-
-
-@pytest.mark.parametrize(
-    "view",
-    [lambda t: t.vector_select(0, t), lambda t: t.indirect(t), lambda t: t.ap([[12, 8], [1, 12]], vector_offset=t)],
-)
-def test_gathers_refuse_by_name(view: Callable[[Any], Any]) -> None:
-    refuse(numbered(8, 12), view, "not supported by this simulator", error=UnsupportedError)

@@ -49,11 +49,12 @@ def test_the_trace_records_byte_patterns() -> None:
         (3, 4),
         "float32",
     )
-    assert to.strides == (to.pitch, 4) and to.pitch == 212984 and (to.nbytes, to.columns) == (48, 4)
+    assert to.strides == (to.pitch, 4) and to.pitch == 212984 + 64 and (to.nbytes, to.columns) == (48, 4)
     assert (source.region, source.tensor, source.offset, source.strides) == (MemoryRegion.private_hbm, "x", 0, (16, 4))
     assert (source.nbytes, source.columns, source.extent, source.run_bytes()) == (48, 12, (0, 48), 48)
     assert fill.reads == () and fill.writes[0].offset == 256
-    assert copy.reads[0].strides == (212984, 8) and copy.reads[0].run_bytes() == 4 and copy.writes[0].offset == 256 + 24
+    assert copy.reads[0].strides == (to.pitch, 8) and copy.reads[0].run_bytes() == 4
+    assert copy.writes[0].offset == 256 + 24
     assert save.reads[0].memory == to.memory and save.writes[0].memory != source.memory
     assert save.writes[0].tensor == "out" and save.writes[0].run_bytes() == 96
 

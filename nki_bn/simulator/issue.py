@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.errors import IndexRangeError, RaceError, UninitializedReadError
+from nki_bn.simulator.dynamic import FreeOffsets, ScalarOffset, VectorOffset
+from nki_bn.simulator.errors import IndexRangeError, NkiValidationError, RaceError, UninitializedReadError
+from nki_bn.simulator.gathered import Gathered, gather_columns, gather_rows
 from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
 from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
+from nki_bn.simulator.scheduling import add_edge
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Access, Record, caller
 
@@ -30,11 +33,12 @@ class NkiInstruction(NKIObject):
 
         Raises:
             TypeError: a producer is not an instruction handle.
+            NkiValidationError: it stands in a device loop that this instruction is not in.
         """
         for producer in producers:
             if not isinstance(producer, NkiInstruction):
                 raise TypeError(f"depends_on takes instruction handles, got {type(producer).__name__}")
-            self.handle.after.append(producer.handle.index)
+            add_edge(self.handle, producer.handle)
         return self
 
 
@@ -67,6 +71,7 @@ def issue(
     ``rendezvous``, with which an instruction meets its counterpart on the other core.
     """
     core = current_core()
+    _check_indices(opcode, engine, writes, reads)
     record = Record(
         len(core.run.trace.records),
         core.index,
@@ -77,7 +82,9 @@ def issue(
         caller(),
         name,
         attributes,
+        loops=tuple(core.loops),
     )
+    core.schedule.note(record)
     core._register(name, "instruction")
     if core.ordered is not None:
         record.after.extend(core.ordered[-1:])
@@ -99,16 +106,45 @@ def issue(
     return NkiInstruction(record)
 
 
-def settle(tensor: NkiTensor) -> NkiTensor:
-    """``tensor`` with its run-time index read and added to the offset.
+def _check_indices(opcode: str, engine: str, writes: Sequence[NkiTensor], reads: Sequence[NkiTensor]) -> None:
+    """No operand has an index that was not read, and Scalar does not scatter into PSUM."""
+    for tensor in (*writes, *reads):
+        if tensor.is_indirect():
+            raise NkiValidationError(f"{opcode} takes no run-time index in its operand {tensor!r}")
+    for tensor in writes:
+        if engine == "scalar" and isinstance(tensor, Gathered) and tensor.buffer is MemoryRegion.psum:
+            raise NkiValidationError(f"{opcode} on engine scalar cannot scatter into psum: {tensor!r}")
+
+
+# Partitions of a group that holds the offsets of an indirect operand.
+GROUP, TENSOR_GROUP = 16, 32
+
+
+def settle(tensor: NkiTensor, *, skip: bool = False, group: int = GROUP) -> NkiTensor:
+    """``tensor`` with its run-time indices read.
+
+    ``skip`` leaves out rows of a vector of indices that are out of range; ``group`` is that of the engine for offsets
+    along the free dimensions.
 
     Raises:
-        IndexRangeError: the index is out of range, or what it selects reaches outside the tensor.
+        IndexRangeError: an index is out of range, or what it selects reaches outside the tensor.
+        NkiValidationError: offsets along the free dimensions before gen4; too few indices.
     """
-    dynamic = tensor.dynamic
-    if dynamic is None:
-        return tensor
-    index = 0 if current_core().options.dry else read_index(dynamic.index)
+    match tensor.dynamic:
+        case None:
+            return tensor
+        case ScalarOffset() as scalar:
+            return _moved(tensor, scalar)
+        case VectorOffset() as rows:
+            return gather_rows(tensor, rows, _read_indices(rows.index), skip=skip)
+        case FreeOffsets() as offsets:
+            generation = current_core().run.target.generation
+            require(generation >= 4, f"indirect operands need gen4 or later, the target is gen{generation}: {tensor!r}")
+            return gather_columns(tensor, offsets, _read_indices(offsets.index), group)
+
+
+def _moved(tensor: NkiTensor, dynamic: ScalarOffset) -> NkiTensor:
+    index = read_index(dynamic.index)
     if not 0 <= index < dynamic.bound:
         raise IndexRangeError(
             f"run-time index {index} is out of range for a dimension of size {dynamic.bound} of {tensor!r}"
@@ -126,13 +162,13 @@ def settle(tensor: NkiTensor) -> NkiTensor:
 
 
 def index_tiles(tensor: NkiTensor) -> list[NkiTensor]:
-    """The tile that holds the run-time index of ``tensor``, if a tile does: the instruction reads it too."""
+    """The tile that holds the run-time indices of ``tensor``, if a tile does: the instruction reads it too."""
     dynamic = tensor.dynamic
     return [dynamic.index] if dynamic is not None and isinstance(dynamic.index, NkiTensor) else []
 
 
 def read_index(index: Any) -> int:
-    """The value of a run-time index: a register or a one-element tile.
+    """The value of a run-time index, a register or a one-element tile; what a tile holds is 0 in a dry run.
 
     Raises:
         NkiValidationError: it has more than one element, or none yet.
@@ -141,9 +177,17 @@ def read_index(index: Any) -> int:
         require(index.state is not None, "a register is used as an index before it was set")
         return int(index.state)
     require(index.size == 1, f"a run-time index is one element, got {index!r}")
-    if current_core().options.strict and not (index.shadow() & WRITTEN).all():
+    return int(_read_indices(index).reshape(-1)[0])
+
+
+def _read_indices(index: NkiTensor) -> Array:
+    """What a tile of run-time indices holds; zeros in a dry run."""
+    core = current_core()
+    if core.options.dry:
+        return np.zeros(index.shape, np.int64)
+    if core.options.strict and not (index.shadow() & WRITTEN).all():
         raise UninitializedReadError(f"{caller()} reads the run-time index {index!r}, which was never written")
-    return int(index.array().reshape(-1)[0])
+    return index.array()
 
 
 def float32(tensor: NkiTensor) -> Float32:
@@ -157,6 +201,8 @@ def raw(tensor: NkiTensor) -> Array:
 
 
 def _check_read(core: Core, record: Record, tensor: NkiTensor) -> None:
+    if not core.options.strict and (core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm):
+        return
     shadow = tensor.shadow()
     if core.options.strict and not (shadow & WRITTEN).all():
         flags = element_flags(tensor, shadow) & WRITTEN
@@ -175,9 +221,14 @@ def _note_shared(
     if core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm:
         return
     accesses = core.run.hbm_accesses[tensor.storage.bank]
-    if (shadow & conflicting[1 - core.index]).any():
+    clashes = (shadow & conflicting[1 - core.index]) != 0
+    if mine is READ_BY:
+        # What this core wrote too is the same from both (else the second write was refused), in whatever order.
+        clashes &= (shadow & WRITTEN_BY[core.index]) == 0
+    if clashes.any():
         raise RaceError(_describe_race(accesses, record, tensor, mine is WRITTEN_BY))
     shadow |= mine[core.index]
+    tensor.put(shadow=shadow)
     accesses.append((record, Access.of(tensor), mine is WRITTEN_BY))
 
 
@@ -196,7 +247,7 @@ def _describe_race(accesses: list[Any], record: Record, tensor: NkiTensor, writi
 def _touched(bank: Bank, access: Access) -> Array:
     """Which logical bytes of ``bank`` the pattern covers."""
     flags = np.zeros(bank.shadow.size, np.bool_)
-    shape, strides = (*access.shape, dtypes.size_of(access.dtype)), (*access.strides, 1)
+    shape, strides = (*access.places, dtypes.size_of(access.dtype)), (*access.strides, 1)
     np.ndarray(shape, np.bool_, flags, access.offset, strides)[...] = True
     return flags
 
@@ -223,7 +274,9 @@ def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> Non
         same = not core.options.strict and array.tobytes() == values.tobytes()
         _note_shared(core, record, tensor, shadow, WRITTEN_BY, (0, 0) if same else TOUCHED_BY)
     if tensor.buffer is MemoryRegion.psum:
-        tensor.begun()[...] |= result.mask.reshape(array.shape) if isinstance(result, Masked) else True
+        begun = tensor.begun()
+        begun |= result.mask.reshape(array.shape) if isinstance(result, Masked) else True
+        tensor.put(begun=begun)
     if isinstance(result, Masked):
         mask = result.mask.reshape(array.shape)
         if _overlaps_itself(array):
@@ -232,12 +285,16 @@ def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> Non
             np.copyto(array, values, where=mask)
         per_byte = np.broadcast_to(mask[..., None], (*mask.shape, dtypes.size_of(tensor.dtype))).reshape(shadow.shape)
         np.bitwise_or(shadow, WRITTEN, out=shadow, where=per_byte)
-        return
-    if _overlaps_itself(array):
-        _write_in_order(array, values)
     else:
-        array[...] = values
-    shadow |= WRITTEN
+        if _overlaps_itself(array):
+            _write_in_order(array, values)
+        else:
+            array[...] = values
+        if core.run.lnc == 1 or tensor.buffer.on_chip:
+            shadow[...] = WRITTEN
+        else:
+            shadow |= WRITTEN
+    tensor.put(array, shadow)
 
 
 def _overlaps_itself(array: Array) -> bool:

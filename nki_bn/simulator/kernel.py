@@ -8,9 +8,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from nki_bn.simulator.errors import UnsupportedError
 from nki_bn.simulator.launch import options_from_environment, run
 from nki_bn.simulator.machine import RunOptions, running
+from nki_bn.simulator.scheduling import Edges, edges_of
 
 
 class Kernel:
@@ -19,26 +19,40 @@ class Kernel:
     There is no compiler here, so every launch is a simulation. Called inside a running kernel it is inlined.
     """
 
-    def __init__(self, func: Callable[..., Any], lnc: int = 1, options: RunOptions | None = None) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        lnc: int = 1,
+        options: RunOptions | None = None,
+        schedule: Edges | None = None,
+    ) -> None:
         self.func = inspect.unwrap(func)
         self.lnc = lnc
         self.options = options
+        self.schedule = schedule or {}
         functools.update_wrapper(self, self.func)
 
     def __getitem__(self, grid: int | tuple[int]) -> Kernel:
         size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
         if isinstance(size, bool) or not isinstance(size, int):
             raise TypeError(f"a kernel grid is one integer, the number of cores; got {grid!r}")
-        return Kernel(self.func, size, self.options)
+        return Kernel(self.func, size, self.options, self.schedule)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if running() is not None:
             return self.func(*args, **kwargs)
-        return run(self.func, args, kwargs, self.lnc, self.options or options_from_environment()).outputs
+        return run(self, args, kwargs, self.lnc, self.options or options_from_environment()).outputs
 
     def with_schedule(self, schedule: Any) -> Kernel:
-        """Named scheduling edges: documented, not executed by this simulator yet."""
-        raise UnsupportedError("kernel.with_schedule is not supported by this simulator")
+        """This kernel with edges: pairs (consumer, producer or list of producers) of names of instructions.
+
+        The timing model lets a consumer wait for its producers; results do not change.
+
+        Raises:
+            TypeError: ``schedule`` is no list of such pairs.
+            NkiValidationError: an instruction is to wait for itself; when run: a name that no instruction has.
+        """
+        return Kernel(self.func, self.lnc, self.options, edges_of(schedule))
 
 
 # Documented keywords and, from debug_kernel on, undocumented ones of public kernels; none matters to a simulation.
@@ -76,4 +90,4 @@ def simulate(kernel: Any, options: RunOptions | None = None) -> Kernel:
     ``options`` (this simulator's own) chooses target, strictness and numerics; without it the environment decides.
     """
     made = jit(kernel)
-    return Kernel(made.func, made.lnc, options or made.options)
+    return Kernel(made.func, made.lnc, options or made.options, made.schedule)

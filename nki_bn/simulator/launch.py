@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from nki_bn.simulator.errors import IncompleteOutputError, NkiValidationError
 from nki_bn.simulator.machine import Core, Run, RunOptions, Shaped, element_flags, enter
 from nki_bn.simulator.memory import WRITTEN, MemoryRegion
 from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.scheduling import finish
 from nki_bn.simulator.tensor import NkiTensor
 from nki_bn.simulator.torch_memory import to_torch, torch_memory
 from nki_bn.simulator.trace import Trace
@@ -84,7 +86,10 @@ def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> l
         accepted = "1, as options has replicas" if launches else "from 1 up"
         raise ValueError(f"launches has {len(launches)} entries; accepted: {accepted}")
     world = World(len(launches), check_lnc(lnc, options), alike=options.replicas)
-    members = [_Member(launch, Run(options, lnc, world, rank)) for rank, launch in enumerate(launches)]
+    members = [
+        _Member(launch, Run(options, lnc, world, rank, getattr(launch.kernel, "schedule", {})))
+        for rank, launch in enumerate(launches)
+    ]
     try:
         returned = world.lockstep.run([body for member in members for body in member.bodies()])
         return [member.result(returned[rank * lnc]) for rank, member in enumerate(members)]
@@ -118,6 +123,7 @@ class _Member:
 
     def result(self, returned: Any) -> SimulationResult:
         """What is left after the run, of which core 0 ``returned`` this."""
+        finish([core.schedule for core in self.state.cores])
         self._arguments.write_back()
         return SimulationResult(
             self._arguments.collect(returned),
@@ -212,7 +218,7 @@ class _Arguments:
         if not isinstance(returned, NkiTensor):
             return returned
         if returned.buffer is not MemoryRegion.shared_hbm and not returned.storage.is_input:
-            raise NkiValidationError(f"{returned!r} is returned but not in shared_hbm")
+            self._check_result(returned)
         if self._state.options.dry:
             return Shaped(returned.shape, returned.dtype)
         self._check_complete(returned)
@@ -221,9 +227,18 @@ class _Arguments:
             array = array.astype(np.bool_)
         return to_torch(array) if self._torch else array
 
+    def _check_result(self, returned: NkiTensor) -> None:
+        message = f"{returned!r} is returned but not in shared_hbm"
+        if self._state.options.strict or returned.buffer is not MemoryRegion.private_hbm:
+            raise NkiValidationError(message)
+        # Guides of the vendor return such tensors. The compiler takes them no more.
+        warnings.warn(f"{message}: the compiler refuses it", stacklevel=2)
+
     def _check_complete(self, tensor: NkiTensor) -> None:
+        if not self._state.options.strict:
+            return
         flags = element_flags(tensor, tensor.shadow() & WRITTEN)
-        if self._state.options.strict and not flags.all():
+        if not flags.all():
             first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
             raise IncompleteOutputError(
                 f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "

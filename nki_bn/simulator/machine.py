@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ import numpy as np
 
 from nki_bn.hardware import Target, load_target
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.errors import NkiValidationError
+from nki_bn.simulator.errors import NkiValidationError, OutOfMemoryError
 from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
 from nki_bn.simulator.random_bits import STREAMS, Xorwow
+from nki_bn.simulator.scheduling import Edges, NamedEdges
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
 from nki_bn.simulator.world import World
@@ -77,6 +79,7 @@ class Run:
     lnc: int
     world: World
     rank: int = 0
+    edges: Edges = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     shared: list[tuple[Storage, NkiTensor]] = field(default_factory=list)
     posts: dict[Any, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -94,8 +97,8 @@ class Run:
     def release(self) -> None:
         """Let go of what is on chip: cores and run refer to each other, and a collector of cycles may be late."""
         for core in self.cores:
-            core.sbuf.bank.release()
-            core.psum.bank.release()
+            core.sbuf.release()
+            core.psum.release()
 
     def stand_in(self, like: Shaped, name: str, region: MemoryRegion) -> NkiTensor:
         """An HBM tensor without memory, for a dry run."""
@@ -112,11 +115,12 @@ class Run:
             wide = np.zeros(storage.size * dtypes.size_of(dtype) * self.scale, np.uint8)
             storage.bank = Bank(wide, self.scale)
             tensor = NkiTensor(data.shape, dtype, storage)
+            storage.bank.shadow[:] = WRITTEN
             tensor.array()[...] = data
         else:
-            storage.bank = Bank(data.reshape(-1).view(np.uint8), 1)
+            memory = data.reshape(-1).view(np.uint8)
+            storage.bank = Bank(memory, 1, np.full(memory.size, WRITTEN, np.uint8))
             tensor = NkiTensor(data.shape, dtype, storage)
-        storage.bank.shadow[:] = WRITTEN
         return tensor
 
 
@@ -142,12 +146,10 @@ class Core:
         self.posted: dict[Any, int] = defaultdict(int)
         self.names: set[tuple[str, str]] = set()
         self.constants: dict[Any, NkiTensor] = {}
-        # Generators of random numbers by engine. Cores and engines start apart from each other, and from every seed: a
-        # missing word counts as 0 in a seed.
-        self.generators = {
-            engine: Xorwow(target.partitions, streams, index, place)
-            for place, (engine, streams) in enumerate(STREAMS.items(), start=1)
-        }
+        self.generators: dict[str, Xorwow] = {}
+        self.schedule = NamedEdges(run.edges)
+        self.loops: list[int] = []  # the device loops that the kernel is in, numbered as they were entered
+        self.loop_count = 0
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
 
     @property
@@ -159,6 +161,14 @@ class Core:
     def options(self) -> RunOptions:
         """Options of the run."""
         return self.run.options
+
+    def generator(self, engine: str) -> Xorwow:
+        """The generators of random numbers of an engine. Cores and engines start apart from each other, and from every
+        seed: a missing word counts as 0 in a seed."""
+        if engine not in self.generators:
+            place = 1 + list(STREAMS).index(engine)
+            self.generators[engine] = Xorwow(self.run.target.partitions, STREAMS[engine], self.index, place)
+        return self.generators[engine]
 
     def allocate(
         self, shape: tuple[int, ...], dtype: str, region: MemoryRegion, name: str, address: tuple[int, int] | None
@@ -187,9 +197,27 @@ class Core:
             f"{storage.label} partition dimension {partitions} exceeds maximum {pad.partitions}",
         )
         check_start(partition, partitions, storage.label)
-        storage.bank, storage.pitch, storage.partition = pad.bank, pad.row_bytes, partition
-        storage.base = partition * pad.row_bytes + pad.place(storage, storage.row_bytes, byte)
-        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+        storage.pitch, storage.partition = pad.pitch, partition
+        tensor = NkiTensor(storage.shape, storage.dtype, storage)
+        if byte is None and not self.options.strict:
+            # As compilers do it: a tile that is never used takes no memory, one that waits for its use takes none yet.
+            storage.place = self._put_late
+        else:
+            storage.bank = pad.bank
+            storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
+            self._fill(tensor, new=False)
+        return tensor
+
+    def _put_late(self, storage: Storage) -> None:
+        pad = self.sbuf if storage.region is MemoryRegion.sbuf else self.psum
+        try:
+            storage.base, storage.bank = pad.place(storage, storage.row_bytes, None), pad.bank
+        except OutOfMemoryError as error:
+            # Compilers move tiles in and out, and the vendor's simulator has no limit: the tile gets bytes of its own.
+            warnings.warn(f"{error}; a compiler would have to spill", stacklevel=2)
+            storage.pitch = storage.row_bytes
+            storage.bank = Bank(np.zeros(storage.shape[0] * storage.pitch * self.run.scale, np.uint8), self.run.scale)
+        self._fill(NkiTensor(storage.shape, storage.dtype, storage))
 
     def _share(self, storage: Storage) -> NkiTensor:
         # The n-th shared tensor of every core is the same one.
@@ -209,19 +237,24 @@ class Core:
     def _fresh(self, storage: Storage) -> NkiTensor:
         nbytes = 0 if self.options.dry else storage.size * dtypes.size_of(storage.dtype)
         storage.bank = Bank(np.zeros(nbytes * self.run.scale, np.uint8), self.run.scale)
-        return self._filled(NkiTensor(storage.shape, storage.dtype, storage))
+        tensor = NkiTensor(storage.shape, storage.dtype, storage)
+        self._fill(tensor)
+        return tensor
 
-    def _filled(self, tensor: NkiTensor) -> NkiTensor:
-        if self.options.dry or self.options.strict or dtypes.is_packed(tensor.dtype):
-            return tensor
+    def _fill(self, tensor: NkiTensor, *, new: bool = True) -> None:
+        """What lenient runs read where nothing was written; memory that is not ``new`` may hold something."""
+        if self.options.dry or self.options.strict:
+            return
         array = tensor.array()
-        fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
-        written = tensor.shadow() & WRITTEN
-        if not written.any():
+        if dtypes.is_packed(tensor.dtype):
+            fill: float = 0
+        else:
+            fill = _FILL_INTEGER if dtypes.is_integer(tensor.dtype) else np.nan
+        if new:
             array[...] = fill
         else:
-            np.copyto(array, np.asarray(fill).astype(array.dtype), where=element_flags(tensor, written) == 0)
-        return tensor
+            unwritten = element_flags(tensor, tensor.shadow() & WRITTEN) == 0
+            np.copyto(array, np.asarray(fill).astype(array.dtype), where=unwritten)
 
     def pointer(self, values: Float32) -> Float32:
         """A per-partition operand as the engine sees it."""

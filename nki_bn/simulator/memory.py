@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,20 +30,21 @@ TOUCHED_BY = (READ_BY[0] | WRITTEN_BY[0], READ_BY[1] | WRITTEN_BY[1])
 
 # Automatic placements start at multiples of this many bytes, so that every element is aligned.
 ALIGNMENT = 4
+# Bytes between the rows of a scratchpad. Without them the rows of a tile would share the sets of the host's caches.
+_PADDING = 64
 
 
 class MemoryRegion(Enum):
-    """Where a tensor lives."""
+    """Where a tensor lives; ``on_chip`` says whether the region has partitions (SBUF and PSUM)."""
 
     sbuf = "sbuf"
     psum = "psum"
     private_hbm = "private_hbm"
     shared_hbm = "shared_hbm"
 
-    @property
-    def on_chip(self) -> bool:
-        """Whether the region has partitions (SBUF and PSUM)."""
-        return self in (MemoryRegion.sbuf, MemoryRegion.psum)
+    def __init__(self, value: str) -> None:
+        # An attribute and no property: it is asked for several times per operand.
+        self.on_chip = value in ("sbuf", "psum")
 
 
 class Bank:
@@ -50,15 +52,29 @@ class Bank:
 
     _serial = itertools.count()
 
-    def __init__(self, data: Array, scale: int) -> None:
+    def __init__(self, data: Array, scale: int, shadow: Array | None = None) -> None:
         self.data = data
         self.scale = scale
-        self.shadow = np.zeros(data.size // scale, np.uint8)
+        self.shadow = np.zeros(data.size // scale, np.uint8) if shadow is None else shadow
         self.serial = next(Bank._serial)
 
     def release(self) -> None:
         """Let go of the bytes."""
         self.data = self.shadow = np.zeros(0, np.uint8)
+
+
+# Arrays of released scratchpads by size and scale: what the data are does not matter, the shadows are clear.
+_SPARE: dict[tuple[int, int], list[tuple[Array, Array]]] = defaultdict(list)
+_MOST_SPARE = 4
+
+
+def _bank(size: int, scale: int) -> Bank:
+    """A bank of ``size`` logical bytes of which none counts as written."""
+    try:
+        data, shadow = _SPARE[size * scale, scale].pop()
+    except IndexError:
+        return Bank(np.zeros(size * scale, np.uint8), scale)
+    return Bank(data, scale, shadow)
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,9 @@ class Scratchpad:
         self.partitions = partitions
         self.row_bytes = row_bytes
         self.bank_bytes = bank_bytes
-        self.bank = Bank(np.zeros(partitions * row_bytes * scale, np.uint8), scale)
+        self.pitch = row_bytes + _PADDING
+        self.bank = _bank(partitions * self.pitch, scale)
+        self._used = row_bytes, 0
         self._live: dict[int, _Placed] = {}
         self._keys = itertools.count()
         self._automatic_bytes = 0
@@ -102,11 +120,20 @@ class Scratchpad:
         else:
             self._chosen_end = max(self._chosen_end, start + size)
         self.high_water = max(self.high_water, self.live_bytes)
+        self._used = min(self._used[0], start), max(self._used[1], start + size)
         if address is None:
             # New memory. A tile at a chosen address may share bytes with a live one on purpose: what was written stays.
-            rows = self.bank.shadow.reshape(self.partitions, self.row_bytes)
+            rows = self.bank.shadow.reshape(self.partitions, self.pitch)
             rows[storage.partition : storage.partition + storage.shape[0], start : start + size] = 0
         return start
+
+    def release(self) -> None:
+        """Let go of the bytes, for the next scratchpad of this size: large arrays take longer to make than to clear."""
+        if len(_SPARE[self.bank.data.size, self.bank.scale]) < _MOST_SPARE:
+            start, end = self._used
+            self.bank.shadow.reshape(self.partitions, self.pitch)[:, start:end] = 0
+            _SPARE[self.bank.data.size, self.bank.scale].append((self.bank.data, self.bank.shadow))
+        self.bank.release()
 
     def _release(self, key: int) -> None:
         tile = self._live.pop(key)
@@ -163,6 +190,7 @@ class Scratchpad:
 class Storage:
     """What all views of one tensor share: a bank, the place in it, and the original shape.
 
+    ``place`` is what finds a place for a tile that has none yet: in lenient runs tiles get theirs when they are used.
     ``base`` is the logical byte offset of element 0; on chip ``pitch`` is the distance between partitions and
     ``row_bytes`` the bytes of the tile in each. ``begun`` marks, in PSUM, where this tile was written, byte by byte:
     there a matmul without ``accumulate`` adds. It belongs to the tile, not to the bytes: tiles that take turns at one
@@ -179,17 +207,35 @@ class Storage:
         if self.size * dtypes.size_of(dtype) >= 2**63:
             raise NkiValidationError(f"{self.label} is too large; accepted: less than 2**63 bytes")
         self.row_bytes = self.size // max(shape[0], 1) * dtypes.size_of(dtype)
-        self.bank: Bank
+        self.place: Callable[[Storage], None] | None = None
+        self._bank: Bank | None = None
         self.base = 0
         self.pitch = 0
         self.partition = 0
         self.is_input = False
         self.begun = np.zeros(self.row_bytes * shape[0] if region is MemoryRegion.psum else 0, np.bool_)
 
+    @property
+    def bank(self) -> Bank:
+        """Where the bytes are; a tile that waits for its place gets one now."""
+        self._settle()
+        assert self._bank is not None
+        return self._bank
+
+    @bank.setter
+    def bank(self, bank: Bank) -> None:
+        self._bank = bank
+
+    def _settle(self) -> None:
+        if self.place is not None:
+            place, self.place = self.place, None
+            place(self)
+
     def locate(self, offset: int, itemsize: int) -> int:
         """Logical byte address of the element at ``offset`` (in elements of ``itemsize`` bytes)."""
         if not self.region.on_chip:
             return self.base + offset * itemsize
+        self._settle()
         row, rest = divmod(offset * itemsize, self.row_bytes)
         return self.base + row * self.pitch + rest
 
@@ -197,6 +243,7 @@ class Storage:
         """Logical byte strides of a view; on chip the first one steps over partitions."""
         scaled = [stride * itemsize for stride in strides]
         if self.region.on_chip:
+            self._settle()
             scaled[0] = scaled[0] // self.row_bytes * self.pitch
         return tuple(scaled)
 

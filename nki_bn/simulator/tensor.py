@@ -3,47 +3,24 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from nki_bn.simulator import dtypes
-from nki_bn.simulator.errors import NkiValidationError, UnsupportedError
+from nki_bn.simulator.dynamic import Dynamic, check_view, free_offsets, row_indices, scalar_index
+from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.memory import MemoryRegion, Storage
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.shapes import flat, infer, integer, put, require, row_major
+
+__all__ = ["MAX_DIMS", "NkiTensor", "integer", "require"]
 
 MAX_DIMS = 5
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise :class:`NkiValidationError` with ``message`` unless ``condition`` holds."""
-    if not condition:
-        raise NkiValidationError(message)
-
-
-def integer(value: Any, what: str) -> int:
-    """``value`` as an int; TypeError if it is none, or a bool."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} must be an integer, got {value!r}")
-    return operator.index(value)
-
-
-@dataclass(frozen=True)
-class ScalarOffset:
-    """A run-time index: ``index`` (a register or a one-element tile) times ``stride`` elements is added to the offset.
-
-    ``bound`` is the extent of the indexed dimension of the base tensor.
-    """
-
-    index: Any
-    stride: int
-    bound: int
 
 
 class NkiTensor(NKIObject):
@@ -59,7 +36,7 @@ class NkiTensor(NKIObject):
         *,
         strides: Sequence[int] | None = None,
         offset: int = 0,
-        dynamic: ScalarOffset | None = None,
+        dynamic: Dynamic | None = None,
     ) -> None:
         self._storage = storage
         self.dtype = dtypes.normalize(dtype)
@@ -74,15 +51,17 @@ class NkiTensor(NKIObject):
         return f"NkiTensor({self.name or 'unnamed'}, shape={self.shape}, dtype={self.dtype}, {self.buffer.value})"
 
     def __bool__(self) -> bool:
-        from nki_bn.simulator.machine import running
-
-        core = running()
         # Public kernels ask `if tensor:` for `if tensor is not None:`; in a strict run it counts as one about values.
-        if core is not None and not core.options.strict:
+        if _lenient():
             return True
         raise TypeError(f"{self!r} has no truth value: what a tensor holds is unknown when a kernel is compiled")
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        # The vendor's parser refuses it, but its stub has it and kernels for its simulator use it.
+        if _lenient():
+            from nki_bn.simulator.language.tiles import assign
+
+            return assign(self[key], value)
         raise TypeError("item assignment on a tensor is not NKI: write with an instruction, dst=tensor[...]")
 
     # --- queries -------------------------------------------------------------------------------------------------
@@ -168,6 +147,9 @@ class NkiTensor(NKIObject):
         strides = tuple(stride * itemsize for stride in self.strides)
         return np.ndarray(self.shape, np.bool_, self._storage.begun, self.offset * itemsize, strides)
 
+    def put(self, array: Array | None = None, shadow: Array | None = None, begun: Array | None = None) -> None:
+        """Write back what the three methods above gave, changed. They gave the memory itself: nothing is left to do."""
+
     # --- views -----------------------------------------------------------------------------------------------------
 
     def _view(
@@ -176,8 +158,9 @@ class NkiTensor(NKIObject):
         strides: Sequence[int],
         offset: int | None = None,
         dtype: str | None = None,
-        dynamic: ScalarOffset | None = None,
+        dynamic: Dynamic | None = None,
     ) -> NkiTensor:
+        check_view(self, shape, strides, dynamic)
         view = NkiTensor(
             shape,
             dtype or self.dtype,
@@ -266,19 +249,33 @@ class NkiTensor(NKIObject):
             return self[(slice(None),) * dim + (integer(index, "select index"),)]
         require(dim != 0 or not self.buffer.on_chip, "a run-time index cannot select the partition dimension")
         fixed = self[(slice(None),) * dim + (0,)]
-        return fixed._with_dynamic(ScalarOffset(index, self.strides[dim], self.shape[dim]))
+        return fixed._with_dynamic(scalar_index(index, self.strides[dim], self.shape[dim]))
 
-    def _with_dynamic(self, dynamic: ScalarOffset) -> NkiTensor:
-        require(self.dynamic is None, "a tensor takes one run-time index only")
+    def _with_dynamic(self, dynamic: Dynamic) -> NkiTensor:
         return self._view(self.shape, self.strides, dynamic=dynamic)
 
     def vector_select(self, dim: int, vector_offset: Any) -> NkiTensor:
-        """Gather by per-partition indices: documented, not executed by this simulator yet."""
-        raise UnsupportedError("NkiTensor.vector_select is not supported by this simulator")
+        """Row w is row ``vector_offset[w]`` of this HBM tensor, read when an instruction runs.
+
+        ``dim`` is 0; ``vector_offset`` is a tile (P, 1) of int32 or uint32 in SBUF, and dimension 0 becomes P.
+        """
+        require(dim == 0, f"vector_select dim must be 0, got {dim!r}")
+        rows = row_indices(vector_offset, self.strides[0], self.shape[0], self)
+        require(rows.index.size == rows.index.shape[0], f"vector_select vector_offset must be (P, 1), got {rows.index}")
+        return self._view((rows.index.shape[0], *self.shape[1:]), self.strides, dynamic=rows)
 
     def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
-        """Free-dimension gather of gen4: documented, not executed by this simulator yet."""
-        raise UnsupportedError("NkiTensor.indirect is not supported by this simulator")
+        """Columns at run-time offsets along the (flattened) free dimensions: a view (P, num_elem), from gen4.
+
+        ``index`` is an integer tile (P, K) in SBUF; column i lies at ``index[i % G, i // G]``, where G is 32 for the
+        Tensor engine and 16 for the others. ``num_elem`` is by default the number of elements of ``index``.
+        """
+        require(self.buffer.on_chip, f"indirect needs a tile on chip, got {self!r}")
+        tile = self.reshape((self.shape[0], -1))
+        offsets = free_offsets(index, tile.shape[1], self.shape[0])
+        count = index.size if num_elem is None else integer(num_elem, "indirect num_elem")
+        require(1 <= count <= index.size, f"indirect num_elem must be 1 to {index.size}, got {count}")
+        return tile._view((self.shape[0], count), tile.strides, dynamic=offsets)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         """Dimensions in the order ``dims``; on chip the partition dimension stays first."""
@@ -291,7 +288,7 @@ class NkiTensor(NKIObject):
         dim = self._dim(dim)
         require(self.shape[dim] == 1, f"broadcast needs size 1 in dimension {dim}, got shape {self.shape}")
         require(integer(size, "broadcast size") >= 1, f"broadcast size must be at least 1, got {size}")
-        return self._view(_put(self.shape, dim, size), _put(self.strides, dim, 0))
+        return self._view(put(self.shape, dim, size), put(self.strides, dim, 0))
 
     def expand_dim(self, dim: int) -> NkiTensor:
         """Insert a dimension of size 1 at ``dim``."""
@@ -311,7 +308,7 @@ class NkiTensor(NKIObject):
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
         """Split ``dim`` into ``shape``, in which one size may be -1."""
-        sizes = _infer(tuple(shape), self.shape[self._dim(dim, partition=True)], self.shape)
+        sizes = infer(tuple(shape), self.shape[self._dim(dim, partition=True)], self.shape)
         trivial = all(size == 1 for size in sizes[1:])
         dim = self._dim(dim, partition=trivial)
         steps = [self.strides[dim] * step for step in row_major(sizes)]
@@ -328,7 +325,7 @@ class NkiTensor(NKIObject):
 
     def reshape(self, shape: Sequence[int]) -> NkiTensor:
         """The same elements in another shape, as far as that needs no copy; one size may be -1."""
-        sizes = _infer(tuple(shape), self.size, self.shape)
+        sizes = infer(tuple(shape), self.size, self.shape)
         require(
             not self.buffer.on_chip or sizes[0] == self.shape[0],
             f"reshape of {self.shape} to {sizes} would change the partition dimension",
@@ -353,7 +350,7 @@ class NkiTensor(NKIObject):
             if isinstance(src[dim], tuple):
                 sizes = [(fixed_sizes or {}).get(name, -1) for name in src[dim]]
                 view = view.reshape_dim(dim, sizes)
-        names, wanted = _flat(src), _flat(dst)
+        names, wanted = flat(src), flat(dst)
         require(
             len(set(names)) == len(names) and sorted(names) == sorted(wanted),
             f"patterns {src} and {dst} must hold the same names, each once",
@@ -413,24 +410,30 @@ class NkiTensor(NKIObject):
             len(pattern) > 0 and all(len(pair) == 2 and pair[1] >= 1 for pair in pattern),
             f"pattern {pattern} must be pairs [stride, count] with count at least 1",
         )
-        view = base._view([pair[1] for pair in pattern], [pair[0] for pair in pattern], start)
-        view._check_pattern()
         require(scalar_offset is None or vector_offset is None, "scalar_offset and vector_offset exclude each other")
-        if vector_offset is not None:
-            raise UnsupportedError("ap with vector_offset is not supported by this simulator")
-        if scalar_offset is None:
+        gathers = vector_offset is not None
+        shape, strides = [pair[1] for pair in pattern], [pair[0] for pair in pattern]
+        # Of a gather, only where a row begins is unknown: its first one stands for all.
+        view = base._view([1, *shape[1:]] if gathers else shape, strides, start)
+        view._check_pattern()
+        if scalar_offset is None and not gathers:
             return view
+        step, bound = self._steps_of(indirect_dim, view)
+        if not gathers:
+            return view._with_dynamic(scalar_index(scalar_offset, step, bound))
+        require(indirect_dim == 0, f"indirect_dim must be 0 with vector_offset, got {indirect_dim!r}")
+        require(strides[0] >= 0, f"pattern {pattern} has a negative stride")
+        return view._view(shape, (step, *strides[1:]), dynamic=row_indices(vector_offset, step, bound, self))
+
+    def _steps_of(self, dim: int, view: NkiTensor) -> tuple[int, int]:
+        """What one more of a run-time index of ``dim`` is worth, in elements of ``view``; and the extent of ``dim``."""
         # The dimension is one of the tensor in memory; a reshape of all of it counts as that tensor.
-        shape = self.shape if self.size == self.storage.size else self.storage.shape
-        require(
-            0 <= indirect_dim < len(shape),
-            f"indirect_dim {indirect_dim} is not a dimension of {base.storage.label}, shape {shape}",
-        )
-        step = prod(shape[indirect_dim + 1 :]) * dtypes.size_of(base.storage.dtype)
-        require(
-            step % dtypes.size_of(base.dtype) == 0, f"a step of {step} bytes is no multiple of an element of {base!r}"
-        )
-        return view._with_dynamic(ScalarOffset(scalar_offset, step // dtypes.size_of(base.dtype), shape[indirect_dim]))
+        storage, size = self.storage, dtypes.size_of(view.dtype)
+        shape = self.shape if self.size == storage.size else storage.shape
+        require(0 <= dim < len(shape), f"indirect_dim {dim} is not a dimension of {storage.label}, shape {shape}")
+        step = prod(shape[dim + 1 :]) * dtypes.size_of(storage.dtype)
+        require(step % size == 0, f"a step of {step} bytes is no multiple of an element of {view!r}")
+        return step // size, shape[dim]
 
     def _reinterpreted(self, dtype: str) -> NkiTensor:
         require(
@@ -470,30 +473,9 @@ class NkiTensor(NKIObject):
             self.outside = f"{pattern} leaves {storage.label}{' or crosses its partitions' * self.buffer.on_chip}"
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements of a packed row-major ``shape``."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return tuple(strides)
+def _lenient() -> bool:
+    """Whether a kernel runs here in a lenient run."""
+    from nki_bn.simulator.machine import running
 
-
-def _put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*values[:at], value, *values[at + 1 :])
-
-
-def _infer(given: tuple[int, ...], total: int, old: tuple[int, ...]) -> tuple[int, ...]:
-    sizes = tuple(integer(size, "a size of a shape") for size in given)
-    require(sizes.count(-1) <= 1, f"shape {sizes} has more than one -1")
-    known = prod(size for size in sizes if size != -1)
-    if -1 in sizes and known and total % known == 0:
-        sizes = _put(sizes, sizes.index(-1), total // known)
-    require(
-        prod(sizes) == total and all(size > 0 for size in sizes),
-        f"shape {sizes} does not hold the {total} elements of {old}",
-    )
-    return sizes
-
-
-def _flat(pattern: tuple[Any, ...]) -> list[str]:
-    return [name for item in pattern for name in (item if isinstance(item, tuple) else (item,))]
+    core = running()
+    return core is not None and not core.options.strict

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from nki_bn.simulator import dtypes
+from nki_bn.simulator.gathered import around
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.tensor import NkiTensor
 
@@ -42,7 +43,8 @@ class Access:
     """One operand: a strided pattern of bytes.
 
     ``memory`` numbers the byte array (one per SBUF, PSUM and HBM tensor); ``offset`` and ``strides`` are logical bytes
-    in it, so that on chip the partition is ``offset // pitch``. ``pitch`` is 0 in HBM.
+    in it, so that on chip the partition is ``offset // pitch``. ``pitch`` is 0 in HBM. Through run-time indices,
+    ``around`` is the shape, with the same strides, of all places that they can lead to; else it is empty.
     """
 
     region: MemoryRegion
@@ -53,6 +55,12 @@ class Access:
     strides: tuple[int, ...]
     dtype: str
     pitch: int
+    around: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Shape of the bytes that may be touched."""
+        return self.around or self.shape
 
     @property
     def nbytes(self) -> int:
@@ -67,13 +75,13 @@ class Access:
     @property
     def extent(self) -> tuple[int, int]:
         """First and one past the last logical byte of the pattern in its memory."""
-        reach = sum(stride * (size - 1) for stride, size in zip(self.strides, self.shape, strict=True))
+        reach = sum(stride * (size - 1) for stride, size in zip(self.strides, self.places, strict=True))
         return self.offset, self.offset + reach + dtypes.size_of(self.dtype)
 
     def run_bytes(self) -> int:
         """Length of the contiguous runs the pattern falls into (what one DMA descriptor can move)."""
         run = dtypes.size_of(self.dtype)
-        first = 1 if self.region.on_chip else 0
+        first = 1 if self.region.on_chip or self.around else 0
         for size, stride in list(zip(self.shape, self.strides, strict=True))[: first - 1 if first else None : -1]:
             if size != 1 and stride != run:
                 break
@@ -93,12 +101,17 @@ class Access:
             tensor.byte_strides(),
             tensor.dtype,
             storage.pitch,
+            around(tensor),
         )
 
 
 @dataclass(slots=True)
 class Record:
-    """One executed instruction. ``attributes`` holds what else decides its time (op, flags, table, ranks)."""
+    """One executed instruction. ``attributes`` holds what else decides its time (op, flags, table, ranks).
+
+    ``after`` has the indices of records it has to wait for because the kernel says so; ``loops`` the device loops
+    around it, outermost first.
+    """
 
     index: int
     core: int
@@ -110,6 +123,7 @@ class Record:
     name: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
     after: list[int] = field(default_factory=list)
+    loops: tuple[int, ...] = ()
 
 
 @dataclass

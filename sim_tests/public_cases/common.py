@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +21,6 @@ from launching import nki
 from nki_bn.simulator import RunOptions
 
 Array = npt.NDArray[Any]
-# An importer of a module of a checkout, and the runs of a kernel by label.
-Module = Callable[[], Any]
-Cases = dict[str, Callable[[], float]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16 = np.dtype(np.float16)
 FLOAT32 = np.dtype(np.float32)
@@ -30,6 +28,10 @@ FLOAT32 = np.dtype(np.float32)
 # Worst error a kernel may have, as a share of the largest reference value: it rounds inputs, products and results in
 # its own order, so this is a few units in the last place of the dtype.
 TOLERANCE = {FLOAT32: 5e-6, FLOAT16: 1e-3, BFLOAT16: 8e-3}
+
+# By label: a run that returns the worst error over its tolerance; and a module that is imported when it is called.
+Cases = dict[str, Callable[[], float]]
+Module = Callable[[], Any]
 
 
 @dataclass
@@ -41,18 +43,25 @@ class Kernel:
     cases: Cases = field(default_factory=dict)
 
 
-def load(path: Path) -> ModuleType:
-    """The module in the file ``path``, which may change neither environment nor argument list for others."""
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    """Undoes what happens to the variables of the environment inside."""
     kept = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def load(path: Path) -> ModuleType:
+    """The module in the file ``path``, which may not change the environment for others."""
     spec = importlib.util.spec_from_file_location(f"public_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    try:
+    with environment():
         spec.loader.exec_module(module)
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
     return module
 
 

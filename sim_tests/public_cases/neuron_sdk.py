@@ -35,6 +35,11 @@ def kernels(checkout: Path) -> list[Kernel]:
         Kernel("neuron-sdk average_pool2d", _pool(partial(module, "average_pool2d"))),
     ]
     found += [
+        Kernel("neuron-sdk index-case-1", _split(partial(load, folder / "index-case-1.py"))),
+        Kernel("neuron-sdk index-case-3", _max_pool(partial(load, folder / "index-case-3.py"))),
+        Kernel("neuron-sdk nki_simulate_example", _simulated(folder / "simulate" / "nki_simulate_example.py")),
+    ]
+    found += [
         Kernel(f"neuron-sdk {name}", _matmul(partial(module, "matrix_multiplication"), name, sizes))
         for name, sizes in _MATMULS.items()
     ]
@@ -77,6 +82,37 @@ def _pool(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
         "2x6x6 by 2 float32": lambda: run((2, 6, 6), 2, FLOAT32),
         "128x12x20 by 4 bfloat16": lambda: run((128, 12, 20), 4, BFLOAT16),
     }
+
+
+def _split(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
+    def run(shape: tuple[int, int], dtype: Any) -> float:
+        x = normal(shape, dtype)
+        even, odd = launch(module().tensor_split_kernel_, (x,))
+        return max(error(even, wide(x)[0][:, ::2]), error(odd, wide(x)[0][:, 1::2]))
+
+    return {"4x5 bfloat16": lambda: run((4, 5), BFLOAT16), "128x64 float32": lambda: run((128, 64), FLOAT32)}
+
+
+def _max_pool(module: Callable[[], Any]) -> dict[str, Callable[[], float]]:
+    def run(shape: tuple[int, int, int], size: int, dtype: Any) -> float:
+        x = normal(shape, dtype)
+        c, h, w = shape
+        windows = wide(x)[0].reshape(c, h // size, size, w // size, size)
+        return error(launch(module().tensor_maxpool_kernel_, (x, size)), windows.max((2, 4)))
+
+    return {
+        "2x6x6 by 2 bfloat16": lambda: run((2, 6, 6), 2, BFLOAT16),
+        "64x12x20 by 4 float32": lambda: run((64, 12, 20), 4, FLOAT32),
+    }
+
+
+def _simulated(path: Path) -> dict[str, Callable[[], float]]:
+    def run() -> float:
+        # The file runs its kernel and compares by itself; here its result is compared once more.
+        module = load(path)
+        return error(module.result, np.add(*wide(module.a, module.b)))
+
+    return {"128x512 float32, its own launch": run}
 
 
 def _matmul(module: Callable[[], Any], name: str, sizes: tuple[int, int, int]) -> dict[str, Callable[[], float]]:

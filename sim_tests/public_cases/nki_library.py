@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from public_cases import nki_library_selection
+from public_cases import nki_library_attention, nki_library_indirect, nki_library_selection
 from public_cases.common import (
     BFLOAT16,
     FLOAT16,
@@ -49,6 +49,8 @@ def kernels(checkout: Path) -> list[Kernel]:
         Kernel("nki-library cross_entropy_forward", _cross_entropy(loss)),
         Kernel("nki-library cross_entropy_backward", _cross_entropy_backward(loss)),
         Kernel("nki-library conv1d", _conv1d(module("experimental.conv.conv1d"), module("core.utils.common_types"))),
+        *nki_library_attention.kernels(module),
+        *nki_library_indirect.kernels(module),
         *nki_library_selection.kernels(module),
     ]
 

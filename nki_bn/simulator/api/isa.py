@@ -3,8 +3,10 @@
 
 from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.isa.dma import dma_copy, dma_transpose
+from nki_bn.simulator.isa.dma_sums import dma_compute
 from nki_bn.simulator.isa.enums import dge_mode, dma_engine, engine, matmul_perf_mode, nc_version, oob_mode, reduce_cmd
 from nki_bn.simulator.isa.gather import local_gather, nc_n_gather
+from nki_bn.simulator.isa.gen4 import activate2, exponential
 from nki_bn.simulator.isa.gpsimd import affine_select, iota
 from nki_bn.simulator.isa.info import get_nc_sub_version, get_nc_version
 from nki_bn.simulator.isa.movement import memset, nc_stream_shuffle, nc_transpose, tensor_copy, tensor_copy_predicated
@@ -19,9 +21,6 @@ from nki_bn.simulator.isa.statistics import bn_aggr, bn_stats
 from nki_bn.simulator.isa.sync import core_barrier, sendrecv
 from nki_bn.simulator.isa.tensor_engine import nc_matmul
 from nki_bn.simulator.isa.unsupported import (
-    activate2,
-    dma_compute,
-    exponential,
     nc_matmul_mx,
     quantize_mx,
     topk,

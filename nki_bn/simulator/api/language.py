@@ -99,7 +99,6 @@ from nki_bn.simulator.language.math import (
     tanh,
 )
 from nki_bn.simulator.language.movement import (
-    broadcast_to,
     expand_dims,
     gather_flattened,
     load,
@@ -134,6 +133,7 @@ from nki_bn.simulator.language.rounding import (
     trunc,
 )
 from nki_bn.simulator.language.tile_size import tile_size
+from nki_bn.simulator.language.tiles import broadcast_to
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.tensor import NkiTensor

@@ -104,8 +104,16 @@ _IN_PLACE = frozenset({"add", "subtract", "multiply", "maximum", "minimum", "abs
 # The reductions of a tile are named where the operator is meant, in documentation and in kernels.
 _ALIASES = {"max": "maximum", "min": "minimum"}
 
-# What accumulators hold after a reset.
-IDENTITIES = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
+# What accumulators hold after a reset. The last two are not documented.
+IDENTITIES = {
+    "add": 0.0,
+    "subtract": 0.0,
+    "multiply": 1.0,
+    "maximum": -np.inf,
+    "minimum": np.inf,
+    "abs_max": 0.0,
+    "abs_min": np.inf,
+}
 
 
 def find(instruction: str, argument: str, op: Any) -> Operator:
@@ -207,10 +215,19 @@ def reduce(name: str, values: Array, order: str) -> Array:
     """
     if name == "add":
         return sum_columns(values, order)
+    if name in ("abs_max", "abs_min"):
+        return _last_extreme(name, values)
     function: Any = OPERATORS[name].function
     if order == "sequential":
         return function.accumulate(values, axis=-1)[..., -1:]  # type: ignore[no-any-return]
     return function.reduce(values, axis=-1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def _last_extreme(name: str, values: Array) -> Array:
+    """The element of largest or smallest magnitude over the last axis; of equal ones the last, in any order."""
+    magnitudes = np.abs(values)[..., ::-1]
+    at = magnitudes.argmax(axis=-1) if name == "abs_max" else magnitudes.argmin(axis=-1)
+    return np.take_along_axis(values, values.shape[-1] - 1 - at[..., None], axis=-1)
 
 
 def accumulate(name: str, start: Float32, values: Array, order: str) -> Array:

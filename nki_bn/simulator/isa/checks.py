@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
+from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.isa.enums import engine, nc_version
 from nki_bn.simulator.issue import float32
 from nki_bn.simulator.machine import current_core
@@ -20,7 +22,7 @@ SBUF = (MemoryRegion.sbuf,)
 ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
 PSUM = (MemoryRegion.psum,)
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Enum)
 
 
 def version() -> nc_version:
@@ -37,13 +39,13 @@ def tile(op: str, name: str, value: Any, regions: tuple[MemoryRegion, ...] = ON_
     """
     if not isinstance(value, NkiTensor):
         raise TypeError(f"{op} {name} must be a tensor, got {type(value).__name__}")
-    accepted = " or ".join(region.value for region in regions)
-    require(value.buffer in regions, f"{op} {name} is in {value.buffer.value}; accepted: {accepted}")
+    # Messages are made only where they are needed: this is called for every operand.
+    if value.buffer not in regions:
+        accepted = " or ".join(region.value for region in regions)
+        raise NkiValidationError(f"{op} {name} is in {value.buffer.value}; accepted: {accepted}")
     most = current_core().run.target.partitions
-    require(
-        value.shape[0] <= most or not value.buffer.on_chip,
-        f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}",
-    )
+    if value.shape[0] > most and value.buffer.on_chip:
+        raise NkiValidationError(f"{op} {name} partition dimension {value.shape[0]} exceeds maximum {most}")
     return value
 
 
@@ -107,11 +109,13 @@ def not_both_psum(op: str, **tensors: NkiTensor) -> None:
 
 
 def member(op: str, name: str, value: Any, kind: type[E]) -> E:
-    """``value`` if it is a member of the enumeration ``kind``.
+    """``value`` if it is a member of the enumeration ``kind``; in a lenient run the value of a member does as well.
 
     Raises:
         TypeError: it is not.
     """
+    if isinstance(value, str) and not current_core().options.strict and value in (one.value for one in kind):
+        return kind(value)
     if not isinstance(value, kind):
         raise TypeError(f"{op} {name} must be a member of {kind.__name__}, got {value!r}")
     return value
@@ -119,7 +123,7 @@ def member(op: str, name: str, value: Any, kind: type[E]) -> E:
 
 def pick_engine(op: str, chosen: engine, default: engine, accepted: tuple[engine, ...]) -> engine:
     """The engine that runs the instruction: the chosen one if it can, the default for ``unknown``."""
-    member(op, "engine", chosen, engine)
+    chosen = member(op, "engine", chosen, engine)
     if chosen is engine.unknown:
         return default
     require(

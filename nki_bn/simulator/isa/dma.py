@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from nki_bn.simulator import dtypes
+from nki_bn.simulator.dynamic import VectorOffset
 from nki_bn.simulator.errors import IndexRangeError
 from nki_bn.simulator.isa import checks, enums
-from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
+from nki_bn.simulator.isa.dma_rows import Rows, check_descriptors, check_skip, check_vector, has_vector
+from nki_bn.simulator.issue import NkiInstruction, Result, index_tiles, issue, settle
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.tensor import NkiTensor, require
 
@@ -32,16 +34,22 @@ def dma_copy(
 ) -> NkiInstruction:
     """Copy ``src`` to ``dst``, both in HBM or SBUF, any shapes with equally many elements (paired in row-major order).
 
-    Equal dtypes are copied bit by bit; otherwise values go through float32 (``dge_mode.hwdge`` refuses that). With
-    ``oob_mode.skip`` a run-time index out of range drops the copy.
+    Equal dtypes are copied bit by bit; otherwise values go through float32 (``dge_mode.hwdge`` refuses that). One of
+    the two may have a ``vector_offset`` with an index per row: rows of ``src`` are gathered, or rows of ``dst``
+    scattered (of equal indices, which is undocumented, the last one stays). With ``oob_mode.skip`` a run-time index out
+    of range drops the copy, or that row of it; else it is an error.
 
     Raises:
         TypeError: an operand is no tensor, an enumeration argument no member.
         NkiValidationError: an operand in PSUM, element counts that differ, a mode the target or the operands rule out.
+        IndexRangeError: a run-time index is out of range.
     """
     dst, src = _operands("dma_copy", dst, src)
     mode = _dge("dma_copy", dge_mode)
-    checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
+    oob_mode = checks.member("dma_copy", "oob_mode", oob_mode, enums.oob_mode)
+    check_descriptors("dma_copy", mode, dst, src)
+    check_vector("dma_copy", dst)
+    check_vector("dma_copy", src)
     check_priority("dma_copy", priority)
     _check_issuer(engine, mode)
     require(
@@ -69,6 +77,8 @@ def dma_transpose(
 
     The permutation follows from the rank: (1, 0), (2, 1, 0) or (3, 1, 2, 0); ``axes`` may only repeat it. The shape of
     ``dst`` is the permuted shape of ``src`` exactly. A destination in HBM is refused: SBUF is what the reference says.
+    Rows of ``src`` may be gathered by a ``vector_offset`` tile, read column by column; with ``oob_mode.skip`` those out
+    of range leave ``dst`` as it was.
 
     Raises:
         TypeError: an operand is no tensor, ``axes`` no sequence, an enumeration argument no member.
@@ -82,14 +92,15 @@ def dma_transpose(
     require(dst.shape == expected, f"{op} dst must have shape {expected} for src {src.shape}, got {dst.shape}")
     require(dst.dtype == src.dtype, f"{op} dst must have the dtype of src, {src.dtype}, got {dst.dtype}")
     mode = _dge(op, dge_mode)
-    require(mode is not enums.dge_mode.swdge, f"{op} with dge_mode.swdge needs a src with a vector_offset")
+    gathers = has_vector(src)
+    require(gathers or mode is not enums.dge_mode.swdge, f"{op} with dge_mode.swdge needs a src with a vector_offset")
+    check_skip(op, checks.member(op, "oob_mode", oob_mode, enums.oob_mode), "src", src)
+    check_descriptors(op, mode, src)
     if mode is enums.dge_mode.hwdge:
         _check_hardware_transpose(src)
+    if gathers:
+        _check_gathered_transpose(src)
     check_priority(op, priority)
-    checks.member(op, "oob_mode", oob_mode, enums.oob_mode)
-    require(
-        oob_mode is enums.oob_mode.error or src.is_indirect(), f"{op} oob_mode.skip needs a src with a run-time index"
-    )
     details = {"dge_mode": mode.name, "priority": priority, "axes": order}
     return _transfer(op, dst, src, order, oob_mode, name, details)
 
@@ -109,17 +120,25 @@ def _transfer(
 ) -> NkiInstruction:
     """Settle run-time indices and move the elements, axes permuted by ``order``; or record that nothing moved."""
     indices = [*index_tiles(dst), *index_tiles(src)]
+    skip = oob_mode is enums.oob_mode.skip
     try:
-        to, source = settle(dst), settle(src)
+        to, source = settle(dst, skip=skip), settle(src, skip=skip)
     except IndexRangeError:
-        if oob_mode is enums.oob_mode.error:
+        if not skip:
             raise
-        return issue(op, "dma", [], indices, lambda: [], name=name, skipped=True, **details)
+        return _skipped(op, indices, name, details)
+    rows = Rows.of(to, source)
+    if not rows.moved:
+        return _skipped(op, indices, name, details)
 
-    def compute() -> list[np.ndarray[Any, Any]]:
-        return [source.array() if order is None else source.array().transpose(order)]
+    def compute() -> list[Result]:
+        return [rows.result(to, rows.read(source), order)]
 
     return issue(op, "dma", [to], [source, *indices], compute, name=name, **details)
+
+
+def _skipped(op: str, indices: list[NkiTensor], name: str | None, details: dict[str, Any]) -> NkiInstruction:
+    return issue(op, "dma", [], indices, lambda: [], name=name, skipped=True, **details)
 
 
 def _dge(op: str, given: Any) -> enums.dge_mode:
@@ -141,7 +160,7 @@ def check_priority(op: str, priority: Any) -> None:
 
 
 def _check_issuer(engine: Any, mode: enums.dge_mode) -> None:
-    checks.member("dma_copy", "engine", engine, enums.engine)
+    engine = checks.member("dma_copy", "engine", engine, enums.engine)
     if engine is enums.engine.unknown:
         return
     require(
@@ -172,3 +191,19 @@ def _check_hardware_transpose(src: NkiTensor) -> None:
         src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0,
         f"{what}: the product of the first and the last but one dimension must be a multiple of 16",
     )
+
+
+def _check_gathered_transpose(src: NkiTensor) -> None:
+    """The limits of a transpose of gathered rows, whose descriptors GpSimd builds."""
+    assert isinstance(src.dynamic, VectorOffset)
+    index, what = src.dynamic.index, f"dma_transpose of gathered src {src.shape} {src.dtype}"
+    checks.at_least(what, enums.nc_version.gen3)
+    require(dtypes.size_of(src.dtype) == 2, f"{what}: the dtype must have 2 bytes")
+    # The last dimension becomes partitions, at most 128.
+    require(src.shape[0] % 16 == 0, f"{what}: the first dimension must be a multiple of 16")
+    require(src.ndim != 4 or 1 in src.shape[1:3], f"{what}: one of the two dimensions in the middle must be 1")
+    what = f"{what}: vector_offset {index.shape} {index.dtype}"
+    require(index.ndim == 2 and index.dtype == "uint32", f"{what} must have 2 dimensions and be uint32")
+    require(16 <= index.shape[0] <= 128 and index.shape[0] % 16 == 0, f"{what} must have 16, 32, ... or 128 partitions")
+    require(index.shape[1] == 1 or index.shape[0] == 128, f"{what} must have 128 partitions, or 1 column")
+    require(index.size >= src.shape[0], f"{what} must have at least {src.shape[0]} elements")

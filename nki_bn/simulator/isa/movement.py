@@ -10,8 +10,9 @@ import numpy as np
 
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks, enums
+from nki_bn.simulator.isa.operands import Operands
 from nki_bn.simulator.isa.tensor_engine import transpose_product
-from nki_bn.simulator.issue import Masked, NkiInstruction, index_tiles, issue, raw, settle
+from nki_bn.simulator.issue import Masked, NkiInstruction, issue, raw
 from nki_bn.simulator.machine import check_start
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.numerics import Array
@@ -39,18 +40,15 @@ def tensor_copy(
         TypeError: an operand is no tensor, ``engine`` no member.
         NkiValidationError: layouts differ, the engine cannot do it, a tile is in HBM.
     """
-    checks.tile("tensor_copy", "dst", dst)
-    checks.tile("tensor_copy", "src", src)
-    checks.same_layout("tensor_copy", dst=dst, src=src)
+    operands = Operands("tensor_copy")
+    dst, src = operands.pair(dst, src, "src", indirect=True)
     chosen = checks.pick_engine(
         "tensor_copy", engine, enums.engine.vector, (enums.engine.vector, enums.engine.scalar, enums.engine.gpsimd)
     )
     if chosen is enums.engine.scalar:
         checks.at_least("tensor_copy on engine scalar", enums.nc_version.gen3)
     _no_psum_on_gpsimd("tensor_copy", chosen, dst=dst, src=src)
-    indices = [*index_tiles(dst), *index_tiles(src)]
-    to, source = settle(dst), settle(src)
-    return issue("tensor_copy", chosen.name, [to], [source, *indices], lambda: [source.array()], name=name)
+    return issue("tensor_copy", chosen.name, [dst], [src, *operands.indices], lambda: [src.array()], name=name)
 
 
 def tensor_copy_predicated(
@@ -69,16 +67,15 @@ def tensor_copy_predicated(
         NkiValidationError: layouts or dtypes differ, the predicate is signed or a float, both inputs are in PSUM.
     """
     op = "tensor_copy_predicated"
-    checks.tile(op, "dst", dst)
-    checks.tile(op, "predicate", predicate)
+    operands = Operands(op)
+    dst, predicate = operands.pair(dst, predicate, "predicate", indirect=True)
     require(
         predicate.dtype in ("uint8", "uint16", "uint32"),
         f"{op} predicate must be uint8, uint16 or uint32, got {predicate.dtype}",
     )
-    checks.same_layout(op, dst=dst, predicate=predicate)
     reads = [predicate]
     if isinstance(src, NkiTensor):
-        checks.tile(op, "src", src)
+        src = operands.tile("src", src)
         checks.same_layout(op, dst=dst, src=src)
         checks.same_dtype(op, dst=dst, src=src)
         checks.not_both_psum(op, src=src, predicate=predicate)
@@ -91,7 +88,7 @@ def tensor_copy_predicated(
         values = raw(src) if isinstance(src, NkiTensor) else np.broadcast_to(constant, mask.shape)
         return [Masked(values, mask)]
 
-    return issue(op, "vector", [dst], reads, compute, name=name)
+    return issue(op, "vector", [dst], [*reads, *operands.indices], compute, name=name)
 
 
 def memset(
@@ -109,11 +106,14 @@ def memset(
         TypeError: ``value`` is no number, ``dst`` no tensor.
         NkiValidationError: the value does not fit the dtype; the engine cannot write there; ``dst`` is in HBM.
     """
-    checks.tile("memset", "dst", dst)
+    operands = Operands("memset")
+    dst = operands.tile("dst", dst)
     constant = _constant("memset", "value", value, dst)
     chosen = checks.pick_engine("memset", engine, enums.engine.vector, (enums.engine.vector, enums.engine.gpsimd))
     _no_psum_on_gpsimd("memset", chosen, dst=dst)
-    return issue("memset", chosen.name, [dst], [], lambda: [np.broadcast_to(constant, dst.shape)], name=name)
+    return issue(
+        "memset", chosen.name, [dst], operands.indices, lambda: [np.broadcast_to(constant, dst.shape)], name=name
+    )
 
 
 def nc_stream_shuffle(
@@ -133,8 +133,8 @@ def nc_stream_shuffle(
             partition that ``src`` does not have.
     """
     op = "nc_stream_shuffle"
-    checks.tile(op, "dst", dst)
-    checks.tile(op, "src", src)
+    operands = Operands(op)
+    dst, src = operands.tile("dst", dst), operands.tile("src", src)
     checks.same_dtype(op, src=src, dst=dst)
     require(
         checks.columns(dst) == checks.columns(src),
@@ -149,7 +149,7 @@ def nc_stream_shuffle(
         mask = np.broadcast_to(~kept[:, None], (dst.shape[0], checks.columns(dst)))
         return [Masked(raw(src)[sources], mask)]
 
-    return issue(op, "vector", [dst], [src], compute, name=name)
+    return issue(op, "vector", [dst], [src, *operands.indices], compute, name=name)
 
 
 def nc_transpose(
@@ -170,8 +170,8 @@ def nc_transpose(
         NkiValidationError: shape, size, dtype or place break a rule.
     """
     op = "nc_transpose"
-    checks.tile(op, "dst", dst)
-    checks.tile(op, "data", data)
+    operands = Operands(op)
+    dst, data = operands.tile("dst", dst), operands.tile("data", data)
     by_place = data.buffer is MemoryRegion.sbuf and dst.buffer is MemoryRegion.psum
     chosen = checks.pick_engine(
         op, engine, enums.engine.tensor if by_place else enums.engine.vector, (enums.engine.tensor, enums.engine.vector)
@@ -194,7 +194,7 @@ def nc_transpose(
     def compute() -> list[Array]:
         return [transpose_product(data) if real_product else raw(data).T]
 
-    return issue(op, chosen.name, [dst], [data], compute, name=name)
+    return issue(op, chosen.name, [dst], [data, *operands.indices], compute, name=name)
 
 
 def _no_psum_on_gpsimd(op: str, chosen: enums.engine, **tensors: NkiTensor) -> None:

@@ -200,7 +200,7 @@ def _check_state(opcode: str, argument: str, tensor: NkiTensor, engine: engines)
 
 
 def _generator(engine: engines) -> Xorwow:
-    return current_core().generators[engine.name]
+    return current_core().generator(engine.name)
 
 
 def _lanes(tensor: NkiTensor) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def tensor_reduce(
         NkiValidationError: a rule above is broken.
     """
     operands = Operands("tensor_reduce")
-    dst, data = operands.tile("dst", dst), operands.tile("data", data)
+    dst, data = operands.indirect(dst, data)
     operator = alu.find_reduction("tensor_reduce", "op", op)
     kept = prod(data.shape[1 : _first_axis(axis, data)])
     require(
@@ -118,7 +118,7 @@ def tensor_scalar_reduce(
     """
     opcode = "tensor_scalar_reduce"
     operands = Operands(opcode)
-    dst, data = operands.pair(dst, data)
+    dst, data = operands.pair(dst, data, indirect=True)
     require(not reverse0, f"{opcode} reverse0 is not supported by the instruction set, got {reverse0!r}")
     stage = alu.stage(operands, ("op0", "operand0"), op0, operand0, data)
     alu.require_vector(opcode, op0=stage.operator)

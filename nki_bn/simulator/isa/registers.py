@@ -7,9 +7,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks
 from nki_bn.simulator.isa.dma import DMA_REGIONS
 from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
+from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.tensor import NkiTensor, require
 
@@ -74,14 +76,18 @@ def register_move(dst: VirtualRegister, src: VirtualRegister | int) -> NkiInstru
 
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
-    """Set ``dst`` to the one element of ``src`` (HBM or SBUF, up to 32 bits).
+    """Set ``dst`` to the one element of ``src`` (HBM or SBUF, up to 32 bits); to 0 in a dry run.
 
     Raises:
         TypeError: ``dst`` is no register, ``src`` no tensor.
-        NkiValidationError: ``dst`` is frozen, ``src`` is in PSUM or has more than one element.
+        NkiValidationError: ``dst`` is frozen, ``src`` is in PSUM, packed, or has more than one element.
     """
     _writable("register_load", dst)
     source = _one_element("register_load", "src", src)
+
+    require(not dtypes.is_packed(source.dtype), f"register_load src is {source.dtype}; accepted: unpacked dtypes")
+    if current_core().options.dry:
+        dst.state = 0
 
     def compute() -> list[Any]:
         dst.state = source.array().reshape(-1)[0].item()

@@ -124,7 +124,7 @@ class _Form:
 
 
 def _form(operands: Operands, dst: NkiTensor, op: Any, data: NkiTensor, bias: Any, scale: Any) -> _Form:
-    dst, data = operands.pair(dst, data)
+    dst, data = operands.pair(dst, data, indirect=True)
     function = activation_functions.find(operands.instruction, op)
     scale = operands.column("scale", scale, data)
     if bias is not None:

@@ -67,7 +67,7 @@ def sendrecv(
     for label, rank in (("send_to_rank", send_to_rank), ("recv_from_rank", recv_from_rank)):
         require(_integer(op, label, rank) in _RANKS, f"{op} {label} must be 0 or 1, got {rank}")
     _integer(op, "pipe_id", pipe_id)
-    checks.member(op, "dma_engine", dma_engine, enums.dma_engine)
+    dma_engine = checks.member(op, "dma_engine", dma_engine, enums.dma_engine)
     _check_gpsimd(src, dma_engine)
     key = (op, pipe_id, core.posted[op, pipe_id])
     core.posted[op, pipe_id] += 1

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nki_bn.simulator import dtypes
+from nki_bn.simulator.dynamic import FreeOffsets
 from nki_bn.simulator.isa import checks, enums
+from nki_bn.simulator.isa.operands import Operands
 from nki_bn.simulator.issue import NkiInstruction, float32, issue, raw
 from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.memory import WRITTEN
@@ -58,10 +60,13 @@ def nc_matmul(
         TypeError: an operand is no tensor, ``perf_mode`` no member, ``accumulate`` no bool or None.
         NkiValidationError: places, shapes, dtypes, tiling or modes break a rule of the target.
     """
-    checks.tile(_OP, "dst", dst, checks.PSUM)
-    checks.tile(_OP, "stationary", stationary, checks.SBUF)
-    checks.tile(_OP, "moving", moving, checks.SBUF)
-    double = checks.member(_OP, "perf_mode", perf_mode, enums.matmul_perf_mode) is enums.matmul_perf_mode.double_row
+    operands = Operands(_OP)
+    _check_indirect(is_transpose, tile_position, stationary=stationary, moving=moving, dst=dst)
+    stationary = operands.indirect_matrix("stationary", stationary, checks.SBUF)
+    moving = operands.indirect_matrix("moving", moving, checks.SBUF)
+    dst = operands.indirect_matrix("dst", dst, checks.PSUM, stationary)
+    mode = checks.member(_OP, "perf_mode", perf_mode, enums.matmul_perf_mode)
+    double = mode is enums.matmul_perf_mode.double_row
     if accumulate is not None and not isinstance(accumulate, (bool, np.bool_)):
         raise TypeError(f"{_OP} accumulate must be True, False or None, got {accumulate!r}")
     moves_bits = bool(is_transpose) and checks.version() >= enums.nc_version.gen3
@@ -77,7 +82,7 @@ def nc_matmul(
             return [_moved(stationary, moving)]
         return [_accumulated(dst, _product(stationary, moving, double), accumulate)]
 
-    reads = [stationary, moving, dst] if accumulate else [stationary, moving]
+    reads = [stationary, moving, *operands.indices, *([dst] if accumulate else [])]
     return issue(
         _OP,
         "tensor",
@@ -89,7 +94,7 @@ def nc_matmul(
         rows=sizes.rows,
         tile_rows=sizes.tile_rows,
         is_transpose=bool(is_transpose),
-        perf_mode=perf_mode.name,
+        perf_mode=mode.name,
         stationary_onezero=bool(is_stationary_onezero),
         moving_onezero=bool(is_moving_onezero),
     )
@@ -99,6 +104,17 @@ def transpose_product(data: NkiTensor) -> Float32:
     """``data`` (P, F) transposed by a product with the identity, as gen2 does it: NaN and infinity spread."""
     values = float32(data)
     return values.T @ np.eye(len(values), dtype=np.float32)
+
+
+def _check_indirect(is_transpose: bool, tile_position: Sequence[int], **given: NkiTensor) -> None:
+    """What an operand with offsets along its free dimensions excludes."""
+    for label, tensor in given.items():
+        if not isinstance(getattr(tensor, "dynamic", None), FreeOffsets):
+            continue
+        what = f"{_OP} with an indirect {label}"
+        require(label == "dst" or tensor.dtype not in _WIDE, f"{what} of {tensor.dtype}; accepted: 16 bits or float8")
+        require(label != "moving" or not is_transpose, f"{what} cannot be a transpose")
+        require(tuple(tile_position or ()) in ((), (0, 0)), f"{what} takes no tile_position, got {tile_position}")
 
 
 def _check_dtypes(dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, moves_bits: bool) -> None:
@@ -146,7 +162,10 @@ def _tile_rows(position: Sequence[int], size: Sequence[int]) -> int:
     require(
         start % rows == 0 and 0 <= start < _SIDE, f"{what}: the first row must be a multiple of {rows} below {_SIDE}"
     )
-    require(column == 0 and columns == _SIDE, f"{what}: columns are not tiled, give column 0 and size {_SIDE}")
+    if (column, columns) != (0, _SIDE):
+        # Prose of the documentation tiles columns too, the parameters rule it out; public kernels do it.
+        require(not current_core().options.strict, f"{what}: columns are not tiled, give column 0 and size {_SIDE}")
+        require(columns in accepted and column % columns == 0 and 0 <= column < _SIDE, f"{what}: no such columns")
     return int(rows)
 
 

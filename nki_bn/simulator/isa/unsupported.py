@@ -23,9 +23,6 @@ def refusing(full_name: str, why: str = "") -> Callable[..., Any]:
 
 _MX = "there is no arithmetic on MX formats here, they are containers only"
 
-activate2 = refusing("nki.isa.activate2")
-dma_compute = refusing("nki.isa.dma_compute")
-exponential = refusing("nki.isa.exponential")
 nc_matmul_mx = refusing("nki.isa.nc_matmul_mx", _MX)
 quantize_mx = refusing("nki.isa.quantize_mx", _MX)
 topk = refusing("nki.isa.topk", "which partitions hold the results, and the order of equal values, are undocumented")

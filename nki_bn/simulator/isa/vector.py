@@ -27,6 +27,7 @@ _SELECT_COMMANDS = (commands.idle, commands.reset_reduce, commands.reduce)
 _SHORT_INTEGERS = ("int8", "uint8", "int16", "uint16")
 # What Scalar's tensor_scalar can do on gen3; later generations take any two of its operators.
 _SCALAR_FORMS = (("multiply", "add"), ("multiply",), ("add",))
+_SCANS = ("add", "subtract", "multiply", "maximum", "minimum")
 _BESIDE_RSQRT = ("rsqrt", "add", "multiply")
 
 
@@ -50,7 +51,8 @@ def tensor_tensor(
         NkiValidationError: a rule above is broken, or the engine has no such operator.
     """
     operands = Operands("tensor_tensor")
-    dst, data1, data2 = operands.tile("dst", dst), operands.tile("data1", data1), operands.tile("data2", data2)
+    dst, data1 = operands.indirect(dst, data1, "data1")
+    data2 = operands.tile("data2", data2)
     checks.same_layout("tensor_tensor", data1=data1, data2=data2, dst=dst)
     checks.not_both_psum("tensor_tensor", data1=data1, data2=data2)
     operator = alu.find("tensor_tensor", "op", op)
@@ -121,7 +123,7 @@ def tensor_scalar(
         NkiValidationError: a rule above is broken, or the engine has no such operator.
     """
     operands = Operands("tensor_scalar")
-    dst, data = operands.pair(dst, data)
+    dst, data = operands.pair(dst, data, indirect=True)
     stages = [alu.stage(operands, ("op0", "operand0"), op0, operand0, data, reverse=reverse0)]
     if op1 is not None:
         stages.append(alu.stage(operands, ("op1", "operand1"), op1, operand1, data, reverse=reverse1))
@@ -265,12 +267,11 @@ def tensor_scalar_cumulative(
     """
     opcode = "tensor_scalar_cumulative"
     operands = Operands(opcode)
-    dst, src = operands.tile("dst", dst), operands.tile("src", src)
-    checks.same_layout(opcode, src=src, dst=dst)
+    dst, src = operands.pair(dst, src, "src", indirect=True)
     checks.check_dtypes(opcode, (*dtypes.FLOATS, *_SHORT_INTEGERS), src=src, dst=dst)
     stage = alu.stage(operands, ("op0", "imm0"), op0, imm0, src)
     alu.require_vector(opcode, op0=stage.operator)
-    operator = alu.find_reduction(opcode, "op1", op1, tuple(alu.IDENTITIES))
+    operator = alu.find_reduction(opcode, "op1", op1, _SCANS)
     chosen = command(opcode, reduce_cmd, (commands.reset_reduce, commands.reduce, commands.load_reduce))
     require(
         (imm1 is not None) == (chosen is commands.load_reduce),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from nki_bn.simulator.errors import NkiValidationError
@@ -44,10 +45,10 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     """
     _check_place("while_loop")
     condition = _value("while_loop init", init)
-    names = set(current_core().names)
-    while condition != 0:
-        current_core().names = set(names)
-        condition = _value("the result of while_loop body_fun", body_fun(VirtualRegister(condition)))
+    with _loop() as next_pass:
+        while condition != 0:
+            next_pass()
+            condition = _value("the result of while_loop body_fun", body_fun(VirtualRegister(condition)))
 
 
 def _iterations(name: str, lower: Any, upper: Any, step: int) -> Iterator[VirtualRegister]:
@@ -56,11 +57,29 @@ def _iterations(name: str, lower: Any, upper: Any, step: int) -> Iterator[Virtua
         f"{name} step must be a positive integer known at compile time, got {step!r}",
     )
     _check_place(name)
-    names = set(current_core().names)
-    for value in range(_bound(name, lower), _bound(name, upper), step):
+    values = range(_bound(name, lower), _bound(name, upper), step)
+    with _loop() as next_pass:
+        for value in values:
+            next_pass()
+            yield VirtualRegister(value, frozen=True)
+
+
+@contextmanager
+def _loop() -> Iterator[Callable[[], None]]:
+    """Instructions inside stand in a device loop of their own; what it gives is called before each pass."""
+    core = current_core()
+    names = set(core.names)
+    core.loops.append(core.loop_count)
+    core.loop_count += 1
+
+    def next_pass() -> None:
         # The body is compiled once: a name in it is one name, however often it runs.
-        current_core().names = set(names)
-        yield VirtualRegister(value, frozen=True)
+        core.names = set(names)
+
+    try:
+        yield next_pass
+    finally:
+        core.loops.pop()
 
 
 def _check_place(name: str) -> None:

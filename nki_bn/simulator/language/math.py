@@ -16,10 +16,10 @@ import numpy as np
 
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import NkiValidationError
-from nki_bn.simulator.isa import movement, scalar, vector
+from nki_bn.simulator.isa import scalar, vector
 from nki_bn.simulator.isa.enums import engine
 from nki_bn.simulator.issue import float32, issue
-from nki_bn.simulator.language.creation import ndarray
+from nki_bn.simulator.language.tiles import aligned, copied, empty_result, tile_operand
 from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.operators import Sentinel, operator
 from nki_bn.simulator.tensor import NkiTensor, require
@@ -29,24 +29,6 @@ Wrapper = Callable[..., NkiTensor]
 average = Sentinel("average")
 prelu = Sentinel("prelu")
 bypass = Sentinel("bypass")
-
-
-def tile_operand(name: str, argument: str, value: Any) -> NkiTensor:
-    """``value`` if it is an on-chip tensor.
-
-    Raises:
-        TypeError: it is no tensor.
-        NkiValidationError: it is in HBM.
-    """
-    if not isinstance(value, NkiTensor):
-        raise TypeError(f"{name} {argument} must be a tile, got {value!r}")
-    require(value.buffer.on_chip, f"{name} {argument} is in {value.buffer.value}: load it first")
-    return value
-
-
-def empty_result(x: NkiTensor, dtype: Any) -> NkiTensor:
-    """A new SBUF tile with the shape of ``x``, by default of its dtype."""
-    return ndarray(x.shape, x.dtype if dtype is None else dtype)
 
 
 def common_dtype(x: Any, y: Any) -> str:
@@ -73,8 +55,9 @@ def _named(function: Wrapper, name: str, doc: str) -> Wrapper:
 
 def _combine(op: Wrapper, x: Any, y: Any, dtype: Any) -> NkiTensor:
     if isinstance(x, NkiTensor) and isinstance(y, NkiTensor):
-        result = empty_result(tile_operand(op.__name__, "x", x), dtype or common_dtype(x, y))
-        vector.tensor_tensor(result, x, tile_operand(op.__name__, "y", y), op=op)
+        x, y = aligned(tile_operand(op.__name__, "x", x), tile_operand(op.__name__, "y", y))
+        result = empty_result(x, dtype or common_dtype(x, y))
+        vector.tensor_tensor(result, x, y, op=op)
         return result
     reverse = not isinstance(x, NkiTensor)
     data, number = (y, x) if reverse else (x, y)
@@ -199,9 +182,7 @@ sign = _activation("sign", "sign of x as -1, 0 or 1")
 @operator
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A new SBUF tile with the values of an SBUF or PSUM tile; bit-exact when the dtypes agree."""
-    result = empty_result(tile_operand("copy", "x", x), dtype)
-    movement.tensor_copy(result, x, engine=engine.vector)
-    return result
+    return copied(tile_operand("copy", "x", x), dtype)
 
 
 @operator

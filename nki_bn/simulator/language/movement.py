@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving data: loads, stores, transposes and broadcasts that allocate their result."""
+"""Moving data: loads, stores, transposes that allocate their result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks, dma, gather, movement
 from nki_bn.simulator.isa.enums import engine
 from nki_bn.simulator.language.creation import hbm, is_hbm, ndarray, psum
-from nki_bn.simulator.language.math import copy, tile_operand
-from nki_bn.simulator.machine import current_core
+from nki_bn.simulator.language.math import copy
+from nki_bn.simulator.language.tiles import tile_operand
 from nki_bn.simulator.tensor import NkiTensor, require
-
-# Partitions that one nc_stream_shuffle mask covers.
-_QUADRANT = 32
 
 
 def _hbm_operand(name: str, argument: str, value: Any) -> NkiTensor:
@@ -63,33 +60,6 @@ def _two_dims(name: str, tensor: NkiTensor) -> tuple[int, int]:
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
     """The view of ``x`` with a dimension of size 1 inserted at ``axis``."""
     return x.expand_dim(axis)
-
-
-def broadcast_to(x: NkiTensor, shape: tuple[int, ...], dtype: Any = None) -> NkiTensor:
-    """A new SBUF tile of ``shape`` in which dimensions of ``x`` of size 1 are repeated; ``x`` if nothing changes."""
-    tile_operand("broadcast_to", "x", x)
-    sizes = tuple(shape)
-    fits = len(sizes) == x.ndim and all(old in (1, new) for old, new in zip(x.shape, sizes, strict=True))
-    require(fits, f"broadcast_to: shape {x.shape} does not broadcast to {sizes} (ranks must be equal)")
-    if sizes == x.shape:
-        return x if dtype in (None, x.dtype) else copy(x, dtype)
-    rows = _over_partitions(x, sizes[0])
-    for dim in range(1, x.ndim):
-        if rows.shape[dim] != sizes[dim]:
-            rows = rows.broadcast(dim, sizes[dim])
-    return copy(rows, dtype)
-
-
-def _over_partitions(x: NkiTensor, partitions: int) -> NkiTensor:
-    """``x``, or its only partition repeated ``partitions`` times (quadrant by quadrant)."""
-    if x.shape[0] == partitions:
-        return x
-    most = current_core().run.target.partitions
-    require(partitions <= most, f"broadcast_to: {partitions} partitions exceed the maximum of {most}")
-    result = ndarray((most, *x.shape[1:]), x.dtype)
-    for start in range(0, partitions, _QUADRANT):
-        movement.nc_stream_shuffle(result[start : start + _QUADRANT], x, shuffle_mask=[0] * _QUADRANT)
-    return result[:partitions]
 
 
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:

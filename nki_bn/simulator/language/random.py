@@ -11,6 +11,7 @@ from nki_bn.simulator.isa import checks, random, vector
 from nki_bn.simulator.isa.enums import nc_version
 from nki_bn.simulator.language import math
 from nki_bn.simulator.language.creation import ndarray, sbuf
+from nki_bn.simulator.language.tiles import tile_operand
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.tensor import NkiTensor, require
 
@@ -23,7 +24,7 @@ def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion = sbuf, name: st
 
     From gen4 this is one ``rand2``; before, random bits that are shifted and scaled.
     """
-    result = math.tile_operand("rand", "result", ndarray(shape, dtype, buffer, name))
+    result = tile_operand("rand", "result", ndarray(shape, dtype, buffer, name))
     if checks.version() >= nc_version.gen4:
         random.rand2(result, 0.0, 1.0)
         return result
@@ -55,7 +56,7 @@ def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     ``rate`` is a number or a column with one probability per partition.
     """
     same = dtype is None or dtypes.normalize(dtype) == x.dtype
-    data = math.tile_operand("dropout", "x", x) if same else math.copy(x, dtype)
+    data = tile_operand("dropout", "x", x) if same else math.copy(x, dtype)
     result = ndarray(data.shape, data.dtype)
     random.dropout(result, data, rate)
     return result

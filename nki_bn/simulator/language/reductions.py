@@ -9,7 +9,8 @@ from typing import Any
 from nki_bn.simulator.isa import movement, reductions, tensor_engine
 from nki_bn.simulator.language import math as ops
 from nki_bn.simulator.language.creation import ndarray, psum
-from nki_bn.simulator.language.math import Wrapper, tile_operand
+from nki_bn.simulator.language.math import Wrapper
+from nki_bn.simulator.language.tiles import tile_operand
 from nki_bn.simulator.tensor import NkiTensor, require
 
 Axis = int | tuple[int, ...] | list[int]

@@ -8,7 +8,7 @@ from typing import Any
 
 from nki_bn.simulator.isa import movement, scalar
 from nki_bn.simulator.language import math as ops
-from nki_bn.simulator.language.math import tile_operand
+from nki_bn.simulator.language.tiles import empty_result, tile_operand
 from nki_bn.simulator.operators import operator
 from nki_bn.simulator.tensor import NkiTensor
 
@@ -61,7 +61,7 @@ def _sine(x: NkiTensor, ahead: int, dtype: Any) -> NkiTensor:
     for part in (_QUARTER_HIGH, _QUARTER_MIDDLE, _QUARTER_LOW):
         reduced = ops.subtract(reduced, ops.multiply(quarters, part), dtype="float32")
     inside = ops.maximum(ops.minimum(reduced, math.pi), -math.pi)
-    result = ops.empty_result(x, dtype)
+    result = empty_result(x, dtype)
     scalar.activation(result, op=sin, data=inside)
     return result
 

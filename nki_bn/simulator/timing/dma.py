@@ -38,6 +38,7 @@ class Transfer:
         work: ns on each engine when it serves nothing else.
         nbytes: what the engines move; of a cast, the larger side.
         hbm_bytes: read from and written to HBM.
+        written: of these, written.
     """
 
     direction: str
@@ -45,6 +46,7 @@ class Transfer:
     work: tuple[float, ...]
     nbytes: int
     hbm_bytes: int
+    written: int
 
 
 def issuer_of(record: Record) -> Issuer:
@@ -56,7 +58,7 @@ def issuer_of(record: Record) -> Issuer:
         software = record.attributes["dma_engine"] == "gpsimd_dma"
         return Issuer("gpsimd" if software else "sync", software)
     mode = record.attributes["dge_mode"]
-    if mode == "swdge" or (mode == "unknown" and _casts(record)):
+    if mode == "swdge" or (mode == "unknown" and (_casts(record) or _gathers(record))):
         return Issuer("gpsimd", True)
     engine = record.attributes.get("issuer", "unknown")
     return Issuer("sync" if engine == "unknown" else engine, False)
@@ -66,7 +68,24 @@ def transfer_of(record: Record, dma: DmaTiming) -> Transfer | None:
     """The transfer of a DMA; None if it was skipped."""
     if not record.writes:
         return None
-    return _transfer(*_shape_of(record.writes[0]), *_shape_of(record.reads[0]), record.opcode, dma)
+    sources = record.reads[: record.attributes.get("sources", 1)]
+    dst = _shape_of(record.writes[0])
+    return _together([_transfer(*dst, *_shape_of(source), record.opcode, dma) for source in sources])
+
+
+def _together(transfers: list[Transfer]) -> Transfer:
+    """The work of a DMA that reads several sources and writes their sum once."""
+    if len(transfers) == 1:
+        return transfers[0]
+    descriptors = tuple(map(sum, zip(*(part.descriptors for part in transfers), strict=True)))
+    work = tuple(map(sum, zip(*(part.work for part in transfers), strict=True)))
+    again = (len(transfers) - 1) * transfers[0].written
+    nbytes, hbm = sum(part.nbytes for part in transfers), sum(part.hbm_bytes for part in transfers) - again
+    return Transfer(transfers[0].direction, descriptors, work, nbytes, hbm, transfers[0].written)
+
+
+def _gathers(record: Record) -> bool:
+    return any(access.around for access in (*record.writes, *record.reads))
 
 
 def _casts(record: Record) -> bool:
@@ -82,12 +101,15 @@ class _Side:
     elements: int
     row: int
     run: int
+    indirect: bool
 
 
 def _shape_of(access: Access) -> tuple[_Side, tuple[int, ...]]:
     """The side, and the partition of each of its rows."""
     size = dtypes.size_of(access.dtype)
-    side = _Side(access.region.on_chip, size, prod(access.shape), access.columns, access.run_bytes() // size)
+    side = _Side(
+        access.region.on_chip, size, prod(access.shape), access.columns, access.run_bytes() // size, bool(access.around)
+    )
     if not side.on_chip:
         return side, ()
     step = access.strides[0]
@@ -106,11 +128,13 @@ def _transfer(
     else:
         tile, partitions, other = (dst, to, src) if dst.on_chip else (src, start, dst)
         runs, elements = _by_partition(tile, partitions, other, dma)
-    work = runs * dma.descriptor + elements * size / dma.rate
+    descriptor = dma.indirect_descriptor if dst.indirect or src.indirect else dma.descriptor
+    work = runs * descriptor + elements * size / dma.rate
     if transposes:
         work *= dma.transpose_sbuf if src.on_chip else dma.transpose_load
     hbm = sum(side.elements * side.itemsize for side in (dst, src) if not side.on_chip)
-    return Transfer(_direction(dst, src), tuple(runs.tolist()), tuple(work.tolist()), src.elements * size, hbm)
+    written = 0 if dst.on_chip else dst.elements * dst.itemsize
+    return Transfer(_direction(dst, src), tuple(runs.tolist()), tuple(work.tolist()), src.elements * size, hbm, written)
 
 
 def _direction(dst: _Side, src: _Side) -> str:

@@ -83,7 +83,7 @@ def _outer(access: Access) -> tuple[list[tuple[int, int]], int]:
     """Dimensions (stride, size) in bytes, smallest stride first, outside of the contiguous run; and the run's bytes."""
     run = dtypes.size_of(access.dtype)
     outer: list[tuple[int, int]] = []
-    dims = sorted((stride, size) for size, stride in zip(access.shape, access.strides, strict=True) if size > 1)
+    dims = sorted((stride, size) for size, stride in zip(access.places, access.strides, strict=True) if size > 1)
     for stride, size in dims:
         if stride == run and not outer:
             run *= size
