@@ -262,14 +262,16 @@ def advance_turn(tensors: ForwardTensors, ring: ForwardRing, done: Progress) -> 
     """The next step of the turn under way, if there is one."""
     if done.turning < 0:
         return
+    tiles = ring.turn
+    assert tiles != None, "a turn without statistics of the batch"
     block = block_of(ring.blocks, done.turning)
     pieces = ring.pieces[done.turning % 2][0 : block.lanes, 0 : 6 * done.turn_pieces]
-    turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), ring.turn, ring.eps, done.turn)
+    turn_step(tensors, ring.plan, Turn(block, done.turning, pieces), tiles, ring.eps, done.turn)
     if done.turn >= moment_steps(ring.plan, block, tensors.replicas) + MINUS_HI_STEP:
         centre_ahead(ring, done)
     done.turn += 1
-    if done.turn == turn_steps(ring.plan, block, done.turning, ring.turn, tensors.replicas):
-        if ends_batch(block, done.turning, ring.turn):
+    if done.turn == turn_steps(ring.plan, block, done.turning, tiles, tensors.replicas):
+        if ends_batch(block, done.turning, tiles):
             done.ready = done.turn_end
         done.turning = -1
 

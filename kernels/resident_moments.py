@@ -284,15 +284,16 @@ def turn_step(
         lane_step(block, columns, tiles, turn.pieces, step)
     else:
         sets = nl.ds(batch.first - block.first, batch.sets)
-        rounded = None
-        if is_narrow(plan):
-            rounded = block.rounded[:, sets]
+        rounded = block.rounded
+        if rounded != None:
+            rounded = rounded[:, sets]
         coefficient_step(plan, columns, block.flag[:, sets], rounded, eps, step - first)
 
 
 def merge_step(tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, tiles: TurnTiles, step: int) -> None:
     """One of the steps over bands, cores and replicas; the last of these goes on with the way back to all lanes."""
-    exchange = exchange_steps(tensors.replicas)
+    replicas = tensors.replicas
+    exchange = exchange_steps(replicas)
     channels = turn.block.channels
     groups = batch_of(turn.block, turn.group, tiles).sets
     merged = tiles.merged[0:channels, 0 : 2 * groups]
@@ -301,12 +302,13 @@ def merge_step(tensors: ForwardTensors, plan: ResidentForwardPlan, turn: Turn, t
     elif step > MERGED_STEP + exchange:
         spread_step(turn, tiles, step - exchange)
     else:
+        assert replicas != None, "steps of an exchange without replicas"
         gathered = None
-        if tensors.replicas.mode == "one_round":
-            gathered = tiles.gathered[0:channels, 0 : 3 * groups * tensors.replicas.size]
+        if replicas.mode == "one_round":
+            gathered = tiles.gathered[0:channels, 0 : 3 * groups * replicas.size]
         moments = merged.reshape((channels, 2, groups))
         scratch = tiles.scratch[0:channels, 0 : 4 * groups]
-        exchange_step(tensors.replicas, moments, scratch, gathered, step - MERGED_STEP - 1)
+        exchange_step(replicas, moments, scratch, gathered, step - MERGED_STEP - 1)
     if step == MERGED_STEP + exchange:
         nisa.nc_transpose(dst=tiles.across[0 : 2 * groups, 0:channels], data=merged)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from nki_bn.fitting import fits, require_fit
 from nki_bn.hardware import load_target
@@ -101,7 +102,8 @@ def _with_outputs(problem: BackwardProblem, chosen: Plan) -> Plan:
     """A plan that makes what the problem needs; all but ``staged`` allocate the same for all outputs."""
     if not isinstance(chosen, ResidentPlan | TransposedPlan):
         return plan_staged(problem)
-    return replace(chosen, **{f"need_{name}": name in problem.need for name in GRADIENTS})
+    needed: dict[str, Any] = {f"need_{name}": name in problem.need for name in GRADIENTS}
+    return replace(chosen, **needed)
 
 
 def _predicted(problem: ForwardProblem | BackwardProblem, chosen: Plan) -> Candidate:

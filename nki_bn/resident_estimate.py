@@ -61,7 +61,7 @@ def estimated_instructions(task: BackwardTask, layout: ResidentLayout, size: Gro
     """Instructions of a core: of all jobs, with their share of DMAs, and of turns."""
     owned = extent_of_core(task.shape, layout.split, 0, task.cores).channels
     sets = owned / layout.set_channels
-    job = JOB_INSTRUCTIONS
+    job: float = JOB_INSTRUCTIONS
     if layout.tensor_sums:
         share = layout.eighths / EIGHTHS
         job += 2 * ceil_div(size.widest, slice_of(size.widest, size.set_columns))
