@@ -96,6 +96,11 @@ def _budget(target: Target, sbuf_bytes: int | None) -> int:
     return whole - int(SBUF_SLACK_BYTES)
 
 
+def short_started(problem: ForwardProblem, plan: ResidentForwardPlan) -> ResidentForwardPlan:
+    """A plan of the problem with a short start in place of a whole first chunk, whether it fits into SBUF or not."""
+    return Search(problem, plan.reread, _budget(load_target(problem.target), None)).shortened(plan)
+
+
 class Search:
     """The layouts that are tried for a problem within a budget of SBUF."""
 
@@ -121,9 +126,13 @@ class Search:
     def short(self, best: Candidate) -> list[Candidate]:
         """The best plan with a short start, which has a chunk more, if that fits."""
         assert isinstance(best.plan, ResidentForwardPlan), "the search has forward plans only"
-        layout = forward_layout(best.plan)
-        plan = self.plan(replace(layout, slots=layout.slots + 1, short_start=True))
+        plan = self.shortened(best.plan)
         return [Candidate(plan, predict(plan))] if plan.sbuf_bytes <= self.budget else []
+
+    def shortened(self, plan: ResidentForwardPlan) -> ResidentForwardPlan:
+        """The plan with a short start, which takes a slot more."""
+        layout = forward_layout(plan)
+        return self.plan(replace(layout, slots=layout.slots + 1, short_start=True))
 
     def plan(self, layout: ForwardLayout) -> ResidentForwardPlan:
         """The plan of a layout."""

@@ -19,7 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run(*arguments: str | Path, **variables: str) -> tuple[int, str]:
     """Exit code and output of pytest on hw_tests, from a fresh process."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-q", "-rs", "hw_tests"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-q",
+        "-rs",
+        "hw_tests",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != CHOICE_VARIABLE} | variables
     done = subprocess.run([*command, *map(str, arguments)], env=environment, capture_output=True, text=True, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr

@@ -389,7 +389,7 @@ def test_wrong_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert run(faulty, path) == 2
         output = capsys.readouterr()
         assert output.out == ""
-        assert output.err.startswith(f"{path}: {reason}")
+        assert output.err.startswith(f"nki-bn lint: {path}: {reason}")
 
 
 def test_unusual_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,7 +412,7 @@ def test_unusual_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_no_file_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert capsys.readouterr().err == "FILE: none was given\n"
+    assert capsys.readouterr().err == "nki-bn lint: FILE: none was given\n"
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

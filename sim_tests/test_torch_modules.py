@@ -269,4 +269,4 @@ def test_without_a_counter_an_average_stays_where_it_is() -> None:
 
 def test_importing_the_package_does_not_import_torch() -> None:
     program = "import nki_bn, sys; nki_bn.batch_norm_fwd; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", program], check=False).returncode == 0

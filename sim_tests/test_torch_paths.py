@@ -103,6 +103,6 @@ def test_the_variable_turns_the_simulator_on(monkeypatch: pytest.MonkeyPatch, si
 def test_what_is_launched_on_a_device() -> None:
     """In a process of its own, see ``device_cases``."""
     cases = Path(__file__).with_name("device_cases.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(cases)]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(cases)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and re.search(r"^\d+ passed in", run.stdout, re.MULTILINE), run.stdout

@@ -57,7 +57,7 @@ def python(code: str, *paths: Path, choice: str | None = None) -> subprocess.Com
     environment = (
         kept | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | ({CHOICE_VARIABLE: choice} if choice else {})
     )
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=HERE)
+    return subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, cwd=HERE)
 
 
 WHICH = "import nki_bn; print(nki_bn.installation.kind, '-', nki_bn.installation.reason)"
@@ -85,7 +85,7 @@ def test_which_nki(version: str, choice: str | None, said: str, tmp_path: Path) 
 
 
 def pytest_run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
     kept = {name: value for name, value in os.environ.items() if name != CHOICE_VARIABLE}
     environment = kept | ({"PYTHONPATH": str(path)} if path else {})
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)

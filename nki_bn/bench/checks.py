@@ -26,7 +26,8 @@ from nki_bn.kernels.resident_layout import group_size, layout_of, resident_plan
 from nki_bn.kernels.sizing import CHUNK_COLUMNS, geometry_of, width_of
 from nki_bn.kernels.transposed_layout import block_size, row_chunks
 from nki_bn.predict import Plan
-from nki_bn.problem import BackwardProblem, Problem
+from nki_bn.problem import BackwardProblem, ForwardProblem, Problem
+from nki_bn.resident_forward_planner import short_started
 from nki_bn.resident_planner import task_of
 
 # What a small shape is made of: batches, and about how many positions. Odd sizes leave ragged tiles.
@@ -202,9 +203,13 @@ def _sized(plan: Plan, small: Problem) -> Iterator[Plan]:
     """Plans of the strategy of ``plan`` for a small problem, with less and less SBUF."""
     for budget in _budgets(load_target(small.target).sbuf_partition_bytes):
         try:
-            yield sized(small, plan.strategy, budget)
+            found = sized(small, plan.strategy, budget)
         except ValueError:  # nothing fits
             return
+        yield found
+        if isinstance(small, ForwardProblem) and isinstance(found, ResidentForwardPlan):
+            if getattr(plan, "short_start", False) and not found.short_start:
+                yield short_started(small, found)
 
 
 def _like(plan: ResidentPlan, small: Problem) -> Iterator[Plan]:

@@ -30,7 +30,7 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     """
     complaints = [*([] if paths else ["FILE: none was given"]), *_wrong_versions(versions), *_wrong_paths(paths)]
     if complaints:
-        print("\n".join(complaints), file=sys.stderr)
+        print("\n".join(f"nki-bn lint: {complaint}" for complaint in complaints), file=sys.stderr)
         return WRONG_USE
     library = Library()
     found = {finding for path in paths for finding in lint_with(library, Path(path), versions)}
