@@ -33,7 +33,8 @@ RATIO_LO = 24
 FACTOR = 25
 OLD_MEAN = 26
 OLD_VAR = 27
-COLUMN_COUNT = 28
+SLOPE_SHARE = 28
+COLUMN_COUNT = 29
 
 # Steps of `reciprocal_root`.
 ROOT_STEPS = 6
@@ -218,8 +219,16 @@ def input_coefficients(columns: nl.NkiTensor, count: int, folded: bool) -> None:
 
 
 def share_columns(columns: nl.NkiTensor, count: int) -> None:
-    """-rstd/N and -scale/N: what of the coefficients of dx does not depend on the sums."""
+    """-rstd/N, -scale/N and -rstd*scale/N: what of the coefficients of dx does not depend on the sums."""
     share = -1.0 / count
+    nisa.scalar_tensor_tensor(
+        dst=column(columns, SLOPE_SHARE),
+        data=column(columns, RSTD),
+        op0=nl.multiply,
+        operand0=share,
+        op1=nl.multiply,
+        operand1=column(columns, SCALE),
+    )
     nisa.tensor_scalar(dst=column(columns, ROOT_SHARE), data=column(columns, RSTD), op0=nl.multiply, operand0=share)
     nisa.tensor_scalar(dst=column(columns, SCALE_SHARE), data=column(columns, SCALE), op0=nl.multiply, operand0=share)
 

@@ -76,9 +76,10 @@ class ResidentPlan(nl.NKIObject):
         slice: columns of the partial sums of Tensor.
         eighths: of eight chunks, so many are combined by Tensor (with ``tensor_sums``, where the mean is folded), or
             have their dy added up by Vector and not by Scalar (without).
-        term_eighths: of eight chunks, so many have their x-term made by Vector and not by Scalar (where the mean is
-            folded, and Tensor does not combine them).
+        term_eighths: of eight chunks, so many have their x-term made by Vector and not by Scalar, where the mean is
+            folded and Tensor does not combine them; with ``tensor_sums`` in the last groups only.
         short_start: the very first chunk is a small one.
+        short_end: the very last chunk is a small one.
         fast: the x-term of dx is held in the output dtype.
         relu, residual, training, folded, need_dx, need_dgamma, need_dbeta, need_dresidual: as in :class:`BackwardPlan`.
         buffers: the one list of what is allocated in SBUF.
@@ -106,6 +107,7 @@ class ResidentPlan(nl.NKIObject):
     eighths: int
     term_eighths: int
     short_start: bool
+    short_end: bool
     fast: bool
     relu: str
     residual: bool

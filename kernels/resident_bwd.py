@@ -56,22 +56,25 @@ from nki_bn.kernels.resident_stages import (
     sum_product,
 )
 from nki_bn.kernels.resident_turn import Turn, combines_by_tensor, turn_pace, turn_step, turn_steps, turns_rows
+from nki_bn.kernels.sizing import ceil_div
 
 
 @dataclass
 class Progress(nl.NKIObject):
     """How far each stage has come.
 
-    Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done. ``loaded`` and ``stored``
-    count visits. The others are numbers of jobs: the next one whose product is to be added up, those whose coefficients
-    are ``ready``, and the next one for each of the stages of dx. ``turn`` is the turn under way, which waits for
-    ``hold`` chances, of which ``turned`` steps are done and ``pace`` are due at a time; at its end ``after`` jobs are
-    ready. Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have been read.
+    Of the steps that derive columns, of ``eps`` and of N = ``count``, ``derived`` are done, ``column_pace`` at a
+    chance. ``loaded`` and ``stored`` count visits. The others are numbers of jobs: the next one whose product is to
+    be added up, those whose coefficients are ``ready``, and the next one for each of the stages of dx. ``turn`` is
+    the turn under way, which waits for ``hold`` chances, of which ``turned`` steps are done and ``pace`` are due at
+    a time; at its end ``after`` jobs are ready. Of the banks of PSUM that Tensor has ``filled``, ``emptied`` have
+    been read.
     """
 
     eps: float
     count: int
     filled: list[Filled]
+    column_pace: int = 1
     derived: int = 0
     emptied: int = 0
     loaded: int = 0
@@ -102,6 +105,7 @@ def resident_gradients(
     load_columns(tensors, work)
     if plan.relu == "recompute" or not plan.training:
         end_columns(work, done)
+    done.column_pace = ceil_div(column_steps(work), max(first_jobs(work.jobs) - 2, 1))
     for i in range(len(work.jobs)):
         begin_job(tensors, work, done, i)
         finish_job(tensors, work, done)
@@ -144,6 +148,14 @@ def jobs_of(visits: list[Visit]) -> list[Job]:
     return jobs
 
 
+def first_jobs(jobs: list[Job]) -> int:
+    """Number of jobs of the first group, before whose turn all columns have to be there."""
+    count = 0
+    while count < len(jobs) and jobs[count].step.group == jobs[0].step.group:
+        count += 1
+    return count
+
+
 def load_ahead(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: int) -> None:
     """Load visits into fresh slots, or slots emptied at least one store earlier; visit ``at`` at any rate."""
     load_into_free(tensors, work, done, 1)
@@ -182,14 +194,16 @@ def begin_job(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: 
         end_turn(work, done)
     prepare_ahead(work, done)
     if job.sums:
+        free_sums(work, done, job)
         if work.plan.tensor_sums:
-            free_accumulators(work, done, job)
             sum_gradient(work, at)
         multiply(work, at)
+        if not work.plan.tensor_sums:
+            sum_gradient(work, at)
         take_turn_steps(work, done)
 
 
-def free_accumulators(work: ResidentWork, done: Progress, job: Job) -> None:
+def free_sums(work: ResidentWork, done: Progress, job: Job) -> None:
     """Have the turn under way read its sums if this job's group is to use the same accumulators."""
     if done.turn != None and done.turned == 0 and job.step.group > done.turn.group + 1:
         take_turn_step(work, done)
@@ -206,8 +220,6 @@ def end_sums(tensors: BackwardTensors, work: ResidentWork, done: Progress, at: i
     if not job.gradient or not needs_input_sums(work.plan):
         done.ready = max(done.ready, at + 1)
     if needs_sums(work.plan):
-        if not work.plan.tensor_sums:
-            sum_gradient(work, at)
         sum_product(work, at)
         if job.last and job.step.last:
             start_turn(tensors, work, done, at)
@@ -303,18 +315,21 @@ def start_turn(tensors: BackwardTensors, work: ResidentWork, done: Progress, at:
     later = 0
     while at + later + 1 < len(work.jobs) and work.jobs[at + later + 1].step.group == step.group + 1:
         later += 1
-    # In a job of the next group there are two chances. With none left there is one in each whose dx is still to be made,
-    # but where Scalar waits for the coefficients one is enough.
+    # In a job of the next group there are two chances. With none left there is one in each whose dx is still to be
+    # made; but where Tensor combines, Scalar waits for the coefficients, and one is enough.
     chances = 2 * later
-    if later == 0 and not work.plan.folded:
+    if later == 0 and not combines_by_tensor(work.plan):
         chances = done.ready - done.combined
+        if work.plan.folded:
+            done.hold = 0
     done.pace = turn_pace(work.plan, turns_rows(work.plan, block), chances)
 
 
 def take_turn_steps(work: ResidentWork, done: Progress) -> None:
     """The steps of the turn that are due; before the first turn, one of those that derive columns."""
     if done.derived < column_steps(work):
-        take_column_step(work, done)
+        for _ in range(min(done.column_pace, column_steps(work) - done.derived)):
+            take_column_step(work, done)
         return
     if done.hold > 0:
         done.hold -= 1

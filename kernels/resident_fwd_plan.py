@@ -43,7 +43,7 @@ def forward_layout(plan: ResidentForwardPlan) -> ForwardLayout:
 def forward_steps(plan: ResidentForwardPlan, extent: Extent) -> list[Step]:
     """All chunks of a core with this extent."""
     widths = (plan.batch_bands, plan.space_bands, plan.chunk)
-    return steps_in_bands(extent, plan.group_channels, 1, widths, widths, plan.short_start)
+    return steps_in_bands(extent, plan.group_channels, 1, widths, widths, plan.short_start, False)
 
 
 def forward_size(shape: tuple[int, int, int], cores: int, layout: ForwardLayout) -> GroupSize:

@@ -157,7 +157,7 @@ def steps_of(
 ) -> list[Step]:
     """The chunks of :func:`steps_in_bands` where a last set with fewer channels has the bands of all."""
     widths = (batch_bands, space_bands, columns)
-    return steps_in_bands(extent, set_channels, group_sets, widths, widths, False)
+    return steps_in_bands(extent, set_channels, group_sets, widths, widths, False, False)
 
 
 def steps_in_bands(
@@ -167,23 +167,26 @@ def steps_in_bands(
     widths: tuple[int, int, int],
     last_widths: tuple[int, int, int],
     short_start: bool,
+    short_end: bool,
 ) -> list[Step]:
     """All chunks of a core in the order of work: group after group.
 
     The sets of a group come one after the other, or several in a chunk where they are that small. The widths are batch
     bands, space bands, and columns of a chunk: of whole sets, and of the last one if the channels do not divide.
     ``short_start``: the very first chunk is a small one, so that the engines can begin as soon as it is there.
+    ``short_end``: the very last one is, so that the last sums, and the last store, are soon made.
     """
     steps: list[Step] = []
     whole = extent.channels // set_channels
     groups = ceil_div(whole, group_sets)
+    rest = extent.channels % set_channels > 0
     for group in range(groups):
         sets = min(group_sets, whole - group * group_sets)
-        short = short_start and group == 0
+        short = (short_start and group == 0, short_end and group == groups - 1 and not rest)
         part = set_of(extent, group * group_sets, set_channels)
         add_group(steps, part, group, group * group_sets, sets, widths, short)
-    if extent.channels % set_channels > 0:
-        short = short_start and groups == 0
+    if rest:
+        short = (short_start and groups == 0, short_end)
         add_group(steps, set_of(extent, whole, set_channels), groups, whole, 1, last_widths, short)
     return steps
 
@@ -202,16 +205,17 @@ def add_group(
     first_set: int,
     sets: int,
     widths: tuple[int, int, int],
-    short: bool,
+    short: tuple[bool, bool],
 ) -> None:
     """Append the chunks of the group of ``sets`` sets, the ``first`` of which has this extent.
 
-    ``widths`` are batch bands, space bands, and columns of a chunk; ``short``: the first chunk is a small one.
+    ``widths`` are batch bands, space bands, and columns of a chunk; ``short``: whether the first chunk is a small one,
+    and whether the last one is.
     """
     batch_bands, space_bands, columns = widths
     units = units_of(first, batch_bands, space_bands)
     widest = tiles_of_unit(units[0], columns)[0].width()
-    if short:
+    if short[0]:
         widest = halved(tiles_of_unit(units[0], columns))[0].width()
     partial = 0
     for i in range(len(units)):
@@ -221,9 +225,14 @@ def add_group(
         while start < sets:
             count = min(together, sets - start)
             pieces = tiles
-            if short and start + i == 0:
+            if short[0] and start + i == 0:
                 count = 1
                 pieces = halved(tiles)
+            if short[1] and i == len(units) - 1 and start + count == sets:
+                if count > 1:
+                    count -= 1
+                else:
+                    pieces = pieces[0 : len(pieces) - 1] + halved(pieces[len(pieces) - 1 :])
             unit = moved_unit(units[i], start * first.channels)
             for j in range(len(pieces)):
                 last = i == len(units) - 1 and j == len(pieces) - 1 and start + count == sets
@@ -231,7 +240,7 @@ def add_group(
                 steps.append(Step(group, first_set, sets, at_set, count, unit, pieces[j], partial + j, widest, last))
             start += count
         partial += len(tiles)
-        if short and i == 0:
+        if short[0] and i == 0:
             partial += 1
 
 

@@ -43,6 +43,7 @@ class ResidentLayout(nl.NKIObject):
     eighths: int
     term_eighths: int
     short_start: bool
+    short_end: bool
 
 
 def layout_of(plan: ResidentPlan) -> ResidentLayout:
@@ -61,6 +62,7 @@ def layout_of(plan: ResidentPlan) -> ResidentLayout:
         plan.eighths,
         plan.term_eighths,
         plan.short_start,
+        plan.short_end,
     )
 
 
@@ -68,7 +70,9 @@ def plan_steps(plan: ResidentPlan, extent: Extent) -> list[Step]:
     """All chunks of a core with this extent."""
     widths = (plan.batch_bands, plan.space_bands, plan.chunk)
     last_widths = (plan.last_batch_bands, plan.last_space_bands, plan.chunk)
-    return steps_in_bands(extent, plan.set_channels, plan.group_sets, widths, last_widths, plan.short_start)
+    return steps_in_bands(
+        extent, plan.set_channels, plan.group_sets, widths, last_widths, plan.short_start, plan.short_end
+    )
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,10 @@ def group_size(shape: tuple[int, int, int], cores: int, layout: ResidentLayout) 
         widest = max(widest, sizes[i].widest)
         ragged = ragged or sizes[i].fewest < sizes[i].bands
     if layout.short_start:
-        # The first chunk of all may be cut in two, and has a set of its own.
+        # The first chunk of all may be cut in two, and has a set of its own; so may the last one.
+        set_chunks += 1
+        chunks += 2
+    if layout.short_end:
         set_chunks += 1
         chunks += 2
     return GroupSize(lanes, bands, last_bands, columns, set_chunks, chunks, sizes[0].set_columns, widest, ragged)
@@ -241,6 +248,7 @@ def resident_plan(task: BackwardTask, layout: ResidentLayout, strategy: str = "r
         layout.eighths,
         layout.term_eighths,
         layout.short_start,
+        layout.short_end,
         task.fast and task.folded(),
         task.relu,
         task.residual,

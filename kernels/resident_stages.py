@@ -260,13 +260,18 @@ def sum_gradient(work: ResidentWork, at: int) -> None:
     if plan.tensor_sums:
         add_on_tensor(work, job, 0, dy)
         return
-    if plan.ragged and job.step.group > 1 and job.step.partial == 0 and set_in_group(job) == 0:
+    if may_leave_partials(plan) and job.step.group > 1 and job.step.partial == 0 and set_in_group(job) == 0:
         # The tile is another group's, and units of fewer lanes than the set leave the partials of the others alone.
         nisa.memset(dst=work.partials[job.step.group % 2], value=0.0)
     if vector_adds(plan, job.step.group, at) or at >= len(work.jobs) - helped_jobs(len(work.jobs)):
         add_columns(partial_of(work, job, 0), dy)
     else:
         sum_by_scalar(temporary(work.copies, at, job), dy, partial_of(work, job, 0))
+
+
+def may_leave_partials(plan: ResidentPlan) -> bool:
+    """Whether a group may leave partials alone that another one has made in the same place."""
+    return plan.ragged or (plan.short_end and plan.group_sets > 1)
 
 
 def vector_adds(plan: ResidentPlan, group: int, at: int) -> bool:
@@ -276,16 +281,19 @@ def vector_adds(plan: ResidentPlan, group: int, at: int) -> bool:
     """
     if plan.term_eighths > 0 and group >= LEADING_GROUPS:
         return False
-    return at * plan.eighths % 8 < plan.eighths
+    return at * plan.eighths % 8 >= 8 - plan.eighths
 
 
 def vector_terms(plan: ResidentPlan, later: int, at: int) -> bool:
     """Whether Vector makes the x-term of job ``at``, after whose group ``later`` others come.
 
-    It makes fewer in the last groups, which have no phase 1 beside their phase 2.
+    It makes fewer in the last groups, which have no phase 1 beside their phase 2; but only there beside Tensor.
     """
     eighths = plan.term_eighths
-    if later < DRAINED_GROUPS:
+    if plan.tensor_sums:
+        if later >= DRAINED_GROUPS:
+            eighths = 0
+    elif later < DRAINED_GROUPS:
         eighths = max(eighths - 4, 0)
     return plan.folded and at * eighths % 8 < eighths
 
@@ -293,6 +301,11 @@ def vector_terms(plan: ResidentPlan, later: int, at: int) -> bool:
 def helped_jobs(jobs: int) -> int:
     """Jobs at the end whose dy Vector adds up at any rate: the last turn waits for Scalar, which has more to do."""
     return min(jobs // 12, 2)
+
+
+def vector_ends(at: int, jobs: int) -> bool:
+    """Whether Vector adds up the product of job ``at``: the last one, where it helps with no dy."""
+    return at == jobs - 1 and helped_jobs(jobs) == 0
 
 
 def sum_product(work: ResidentWork, at: int) -> None:
@@ -303,6 +316,8 @@ def sum_product(work: ResidentWork, at: int) -> None:
     product = temporary(work.products, at, job)
     if work.plan.tensor_sums:
         add_on_tensor(work, job, 1, product)
+    elif vector_ends(at, len(work.jobs)):
+        add_columns(partial_of(work, job, 1), product)
     else:
         sum_by_scalar(product, product, partial_of(work, job, 1))
 

@@ -22,10 +22,10 @@ from nki_bn.kernels.columns import (
     RATIO_LO,
     ROOT_SHARE,
     RSTD,
-    SCALE,
     SCALE_SHARE,
     SCRATCH,
     SLOPE,
+    SLOPE_SHARE,
     SUMS,
     cut_column,
     difference_of,
@@ -85,7 +85,7 @@ def turn_steps(plan: ResidentPlan) -> int:
         return 3
     if not needs_input_sums(plan):
         return 6
-    return 10
+    return 9
 
 
 def turns_rows(plan: ResidentPlan, block: Block) -> bool:
@@ -122,20 +122,19 @@ def turn_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWo
     elif number == 5:
         product_of(columns, DGAMMA, DGAMMA, RSTD)
     elif number == 6:
+        product_of(columns, SLOPE, DGAMMA, SLOPE_SHARE)
         product_of(columns, RATIO, DGAMMA, ROOT_SHARE)
     elif number == 7:
-        product_of(columns, SLOPE, RATIO, SCALE)
-        if combines_by_tensor(plan):
-            cut_column(columns, RATIO_HI, RATIO, KEEP_8_BITS)
-    elif number == 8:
         center = LO
         if plan.folded:
             center = MEAN
         product_of(columns, SCRATCH, SLOPE, center)
         if combines_by_tensor(plan):
-            difference_of(columns, RATIO_LO, RATIO, RATIO_HI)
+            cut_column(columns, RATIO_HI, RATIO, KEEP_8_BITS)
     else:
         difference_of(columns, OFFSET, OFFSET, SCRATCH)
+        if combines_by_tensor(plan):
+            difference_of(columns, RATIO_LO, RATIO, RATIO_HI)
 
 
 def sums_step(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWork, number: int) -> None:

@@ -154,7 +154,7 @@ def _reason(chosen: Candidate, other: Candidate) -> str:
     mine, theirs = chosen.prediction, other.prediction
     if theirs.instructions > INSTRUCTIONS:
         return f"{theirs.instructions} instructions, above the ceiling of {INSTRUCTIONS}"
-    if theirs.ns <= mine.ns:
+    if theirs.ns < mine.ns:
         return "takes no longer here, but longer for all outputs, which keep their bits when fewer are needed"
     if moved_bytes(other) > _NOTABLE * moved_bytes(chosen):
         return f"moves {moved_bytes(other) / moved_bytes(chosen):.2f} times the bytes"

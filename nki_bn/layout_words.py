@@ -84,7 +84,9 @@ def _resident(plan: ResidentPlan) -> dict[str, str]:
     owned = extent_of_core(plan.shape, plan.split, 0, plan.cores).channels
     sets, chunks = (
         ceil_div(owned, plan.set_channels),
-        group_size(plan.shape, plan.cores, replace(resident_layout_of(plan), short_start=False)).chunks,
+        group_size(
+            plan.shape, plan.cores, replace(resident_layout_of(plan), short_start=False, short_end=False)
+        ).chunks,
     )
     groups = ceil_div(sets, plan.group_sets)
     ring = f"room for {plan.slots / chunks:.1f} groups" if groups > 1 else "room for the one group"
@@ -149,7 +151,9 @@ def _engines(plan: ResidentPlan) -> str:
     """Who adds up, and what another engine takes over."""
     share = f"{plan.eighths}/{_EIGHTHS}"
     if plan.tensor_sums:
-        return f"Tensor adds, combines {share}"
+        return f"Tensor adds, combines {share}" + (
+            f", last x-terms {plan.term_eighths}/{_EIGHTHS}" if plan.folded else ""
+        )
     return f"Scalar adds, Vector {share} of dy" + (f", x-terms {plan.term_eighths}/{_EIGHTHS}" if plan.folded else "")
 
 
@@ -170,7 +174,10 @@ def _combinations(plan: ResidentPlan) -> str:
         return "by Scalar and Vector, which end it in turns"
     term = f", the x-term in {plan.dtype}" if plan.fast else ""
     tensor = f", but in {plan.eighths} of {_EIGHTHS} chunks by Tensor and Scalar" if combines_by_tensor(plan) else ""
-    vector = f", which also makes the x-term in {plan.term_eighths} of {_EIGHTHS} chunks" if plan.term_eighths else ""
+    where = " of the last groups" if plan.tensor_sums else ""
+    vector = (
+        f", which also makes the x-term in {plan.term_eighths} of {_EIGHTHS} chunks{where}" if plan.term_eighths else ""
+    )
     return f"by Scalar and Vector{vector}{term}{tensor}"
 
 

@@ -6,77 +6,27 @@ The methods have the names and the order of the kernel's functions: what changes
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from nki_bn.kernels.backward_tensors import needs_input_sums, needs_products, needs_sums
-from nki_bn.kernels.plan import ResidentPlan, size_of
-from nki_bn.kernels.resident_bwd import jobs_of, stages_behind, visits_of
-from nki_bn.kernels.resident_geometry import Extent, Step, store_parts
-from nki_bn.kernels.resident_layout import group_size, layout_of, plan_steps
-from nki_bn.kernels.resident_stages import DRAINED_GROUPS, helped_jobs, vector_adds, vector_terms
-from nki_bn.kernels.resident_turn import combines_by_tensor, turn_pace, turn_steps
-from nki_bn.kernels.sizing import BANK_COLUMNS, PARTITIONS, ceil_div
+from nki_bn.kernels.resident_bwd import first_jobs
+from nki_bn.kernels.resident_geometry import Step, store_parts
+from nki_bn.kernels.resident_layout import group_size, layout_of
+from nki_bn.kernels.resident_stages import (
+    helped_jobs,
+    may_leave_partials,
+    vector_adds,
+    vector_ends,
+    vector_terms,
+)
+from nki_bn.kernels.resident_turn import turn_pace, turn_steps
+from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.kernels.turned_columns import are_turned
-from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Paces, Pipeline, Prediction, Transfer
+from nki_bn.pipeline import SCALAR, TENSOR, VECTOR, Prediction
 from nki_bn.predict_columns import COLUMN_BYTES, Columns
+from nki_bn.predict_resident_state import CoreState
 
 
-def chunk_transfer(paces: Paces, shape: tuple[int, int, int], step: Step, itemsize: int) -> Transfer:
-    """The DMA of a chunk of a [B, C, S] tensor."""
-    elements = step.tile.length * step.tile.batches * step.sets
-    return paces.transfer(step.unit.lanes(), runs_of(shape, step), elements * itemsize)
-
-
-def runs_of(shape: tuple[int, int, int], step: Step) -> int:
-    """Pieces of a partition that lie apart in memory."""
-    batches = step.tile.batches
-    apart = shape[1] > 1 and (batches > 1 or step.unit.extent.channels > 1)
-    return 1 if step.tile.length == shape[2] and not apart else batches * step.sets
-
-
-class CoreRun:
-    """One core at work; a list has one time per visit or job of the kernel. ``whole`` is all that the core owns."""
-
-    def __init__(self, plan: ResidentPlan, extent: Extent, whole: Extent, paces: Paces) -> None:
-        self.plan, self.paces, self.extent, self.whole = plan, paces, extent, whole
-        self.pipeline = Pipeline(paces.timing)
-        self.shared = plan.split in ("batch", "spatial")
-        self.first = extent.batch == 0 and extent.start == 0
-        steps = plan_steps(plan, extent)
-        self.visits = visits_of(steps, plan)
-        self.jobs = jobs_of(self.visits)
-        self.widths = [job.step.tile.width() for job in self.jobs]
-        self.drained = steps[-1].group - DRAINED_GROUPS if steps else 0
-        self.itemsize = size_of(plan.dtype)
-        self.behind = stages_behind(plan)
-        self.combines = combines_by_tensor(plan)
-        self.fast = plan.dtype if plan.fast else None
-        # By visit.
-        self.dy_there: list[float] = []
-        self.x_there: list[float] = []
-        self.masked: list[float] = []
-        self.given: list[float] = []
-        self.stored: list[float] = []
-        # By job.
-        self.products: list[float] = []
-        self.product_read: list[float] = []
-        self.prepared: list[float] = []
-        self.combined: list[float] = []
-        self.banks: list[tuple[int, float, int]] = []
-        self.emptied: list[float] = []
-        self.finished: list[float] = []
-        self.summed = self.ready = self.derived = self.hold = 0
-        # Columns that come turned, but for the mean.
-        self.others = 0
-        self.steps: list[Callable[[], None]] = []
-        self.started = self.centered = 0.0
-        self.gradient_sums = self.product_sums = 0.0
-        self.turn: tuple[Step, list[float]] | None = None
-        self.turned = self.pace = self.after = 0
-        self.coefficients: dict[int, float] = {}
-        self.dbeta = self.dgamma = 0.0
+class CoreRun(CoreState):
+    """One core at work: what it issues, when its engines do it."""
 
     def run(self) -> Prediction:
         """The order of ``resident_gradients``."""
@@ -88,6 +38,7 @@ class CoreRun:
             self.steps += self.column_steps(block, there, at > 0)
         if self.plan.relu == "recompute" or not self.plan.training:
             self.end_columns()
+        self.column_pace = ceil_div(len(self.steps), max(first_jobs(self.jobs) - 2, 1))
         for at, job in enumerate(self.jobs):
             self.begin_job(at)
             self.finish_job()
@@ -103,109 +54,6 @@ class CoreRun:
         if needs_sums(self.plan):
             self.store_blocks()
         return self.pipeline.prediction()
-
-    def allocate_work(self) -> None:
-        """What is filled before anything is loaded."""
-        filled = {"partials", "ones", "wide ones"}
-        for buffer in self.plan.buffers:
-            if buffer.name in filled:
-                for _ in range(buffer.count):
-                    self.pipeline.run(VECTOR, self.paces.vector("memset", buffer.columns))
-        if self.combines:
-            self.pipeline.run(GPSIMD, self.paces.gpsimd(PARTITIONS))
-
-    def blocks(self) -> list[tuple[int, int]]:
-        """(channels, sets) of all whole sets, and of a smaller last one."""
-        whole, rest = divmod(self.whole.channels, self.plan.set_channels)
-        found = [(self.plan.set_channels, whole)] if whole else []
-        return [*found, (rest, 1)] if rest else found
-
-    def bands(self, channels: int) -> int:
-        """Bands that sets of this many channels use."""
-        last = channels < self.plan.set_channels
-        return int(self.plan.last_lane_bands if last else self.plan.lane_bands)
-
-    def _loaded_columns(self, channels: int, sets: int) -> tuple[Columns, list[float]]:
-        columns = Columns(self.pipeline, self.paces, self.bands(channels) * channels, sets, channels == 1)
-        count = 4 if self.plan.relu == "recompute" else 3
-        # The first is beside the chunks that begin gently.
-        visits = [self.visits[min(2 * at, len(self.visits) - 1)] for at in range(count)]
-        turned = are_turned(sets, channels)
-        loaded = Columns(self.pipeline, self.paces, sets, channels, True) if turned else columns
-        there = [loaded.load_aside(self.run_of(visit.step)) for visit in visits]
-        if turned:
-            there = [self.pipeline.run(TENSOR, self.paces.transposed(sets), ready) for ready in there]
-            there[0] = columns.vector(there[0])
-            self.others = (count - 1) * sets
-        if self.centered == 0.0:
-            self.centered = columns.split(there[0])
-        return columns, there
-
-    def column_steps(self, columns: Columns, there: list[float], later: bool) -> list[Callable[[], None]]:
-        """The steps that derive the columns of a block from what is loaded; each waits for the one before."""
-        done = [there[1]]
-
-        def step(*kinds: int) -> None:
-            """Instructions on one or two columns each, and what they leave for the next step."""
-            before = done[-1]
-            for kind in kinds:
-                done.append(columns.vector(before, kind))
-            self.started = max(self.started, done[-1])
-
-        def root() -> None:
-            done.append(self.pipeline.run(GPSIMD, self.paces.gpsimd(columns.groups), done[-1]))
-
-        def scale() -> None:
-            done.append(max(done[-1], *there[2:]))
-            step(*(2,) * (len(there) - 2 + (len(there) > 3)))
-
-        def first() -> None:
-            if later:
-                self.centered = max(self.centered, columns.split(there[0]))
-            elif self.others:
-                work = self.paces.vector("plain", self.others)
-                there[1:] = [self.pipeline.run(VECTOR, work, max(there[1:]))] * len(there[1:])
-                done.append(there[1])
-            step(1)
-
-        share = (1, 1) if needs_input_sums(self.plan) else ()
-        return [
-            first,
-            root,
-            partial(step, 2),
-            partial(step, 2),
-            partial(step, 2, 1),
-            partial(step, 1),
-            scale,
-            partial(step, *share),
-        ]
-
-    def take_column_step(self) -> None:
-        self.steps[self.derived]()
-        self.derived += 1
-
-    def end_columns(self) -> None:
-        while self.derived < len(self.steps):
-            self.take_column_step()
-
-    def store_blocks(self) -> None:
-        """dbeta and dgamma, which only one core has to write where both have the same channels."""
-        if self.shared and not self.first:
-            return
-        for channels, sets in self.blocks():
-            columns = Columns(self.pipeline, self.paces, channels, sets, channels == 1)
-            for needed, ready in ((self.plan.need_dbeta, self.dbeta), (self.plan.need_dgamma, self.dgamma)):
-                if needed:
-                    columns.store_aside(ready)
-
-    def transfer(self, step: Step, itemsize: int) -> Transfer:
-        return chunk_transfer(self.paces, self.plan.shape, step, itemsize)
-
-    def run_of(self, step: Step) -> float:
-        """ns of one such piece on a DMA engine."""
-        dma = self.paces.timing.dma
-        nbytes = step.tile.length * step.tile.batches * step.sets * self.itemsize / runs_of(self.plan.shape, step)
-        return float(dma.descriptor + nbytes / dma.rate)
 
     def load_ahead(self, at: int) -> None:
         self.load_into_free(1)
@@ -250,15 +98,17 @@ class CoreRun:
             self.end_turn()
         self.prepare_ahead()
         if job.sums:
+            self.free_sums(job.step.group)
             if self.plan.tensor_sums:
-                self.free_accumulators(job.step.group)
                 self.sum_gradient(at)
             self.multiply(at)
+            if not self.plan.tensor_sums:
+                self.sum_gradient(at)
             self.take_turn_steps()
         else:
             self.products.append(0.0)
 
-    def free_accumulators(self, group: int) -> None:
+    def free_sums(self, group: int) -> None:
         if self.turn is not None and self.turned == 0 and group > self.turn[0].group + 1:
             self.take_turn_step()
 
@@ -295,7 +145,7 @@ class CoreRun:
             done = self._added(at, plan.dtype == "float32", ready)
         else:
             first = job.step.partial == 0 and job.step.first_set + job.number == job.step.group_first
-            if plan.ragged and job.step.group > 1 and first:
+            if may_leave_partials(plan) and job.step.group > 1 and first:
                 size = group_size(plan.shape, plan.cores, layout_of(plan))
                 ready = max(ready, self.pipeline.run(VECTOR, self.paces.vector("memset", 2 * size.set_chunks)))
             if vector_adds(plan, job.step.group, at) or at >= len(self.jobs) - helped_jobs(len(self.jobs)):
@@ -319,17 +169,19 @@ class CoreRun:
         if not job.gradient or not needs_input_sums(plan):
             self.ready = max(self.ready, at + 1)
         if needs_sums(plan):
-            if not plan.tensor_sums:
-                self.sum_gradient(at)
             if needs_products(plan):
-                self.product_sums = (
-                    self._added(at, True, self.products[at])
-                    if plan.tensor_sums
-                    else self.pipeline.run(SCALAR, self.paces.accumulated(self.widths[at]), self.products[at])
-                )
-                self.product_read[at] = self.product_sums
+                self.product_read[at] = self.sum_product(at)
+                self.product_sums = max(self.product_sums, self.product_read[at])
             if job.last and job.step.last:
                 self.start_turn(at)
+
+    def sum_product(self, at: int) -> float:
+        width, ready = self.widths[at], self.products[at]
+        if self.plan.tensor_sums:
+            return self._added(at, True, ready)
+        if vector_ends(at, len(self.jobs)):
+            return self.pipeline.run(VECTOR, self.paces.vector("reduce", width), ready)
+        return self.pipeline.run(SCALAR, self.paces.accumulated(width), ready)
 
     def start_turn(self, at: int) -> None:
         self.end_columns()
@@ -341,8 +193,10 @@ class CoreRun:
         while at + later + 1 < len(self.jobs) and self.jobs[at + later + 1].step.group == step.group + 1:
             later += 1
         chances = 2 * later
-        if later == 0 and not self.plan.folded:
+        if later == 0 and not self.combines:
             chances = self.ready - len(self.combined)
+            if self.plan.folded:
+                self.hold = 0
         self.pace = turn_pace(self.plan, self.turns_rows(step), chances)
 
     def turns_rows(self, step: Step) -> bool:
@@ -350,7 +204,8 @@ class CoreRun:
 
     def take_turn_steps(self) -> None:
         if self.derived < len(self.steps):
-            self.take_column_step()
+            for _ in range(min(self.column_pace, len(self.steps) - self.derived)):
+                self.take_column_step()
             return
         if self.hold > 0:
             self.hold -= 1
@@ -384,7 +239,7 @@ class CoreRun:
             self.dbeta = self.sums_step(step, columns, done[-1], number)
             done.append(self.dbeta)
             return
-        second = {3: needs_input_sums(self.plan), 7: self.combines, 8: self.combines}.get(number, False)
+        second = {3: needs_input_sums(self.plan), 6: True, 7: self.combines, 8: self.combines}.get(number, False)
         done.append(columns.vector(done[-1], 2))
         if second:
             columns.vector(done[-2], 2)

@@ -26,7 +26,7 @@ from nki_bn.kernels.sizing import STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Prediction
 from nki_bn.predict_columns import Columns
 from nki_bn.predict_resident import shortened
-from nki_bn.predict_resident_core import chunk_transfer
+from nki_bn.predict_resident_state import chunk_transfer
 
 # Groups that are run at least when there are more, and chunks beside those that the ring holds; half of them more tell
 # what further groups add.

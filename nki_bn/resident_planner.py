@@ -34,11 +34,12 @@ CHUNK_FACTORS = (0.5, 1.0, 2.0)
 # Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
 # With ``fast`` Vector combines, and makes x-terms, in half the time.
 # (Sums of dy, x-terms) that Vector takes over, in `fast` and in float32 too.
-SHARED = (3, 0)
+SHARED = (3, 4)
 SHARED_FAST = (3, 8)
 SHARED_FLOAT32 = (5, 0)
-TENSOR_EIGHTHS = 4
-TENSOR_EIGHTHS_FAST = 3
+# (Combinations by Tensor, x-terms of the last groups by Vector).
+TENSOR_SHARED = (4, 1)
+TENSOR_SHARED_FAST = (3, 4)
 # Sets of one channel that may have their turn together, and the columns from which a turn for them can pay.
 GROUP_SETS = (1, 2, 3, 4, 6, 8)
 TENSOR_COLUMNS = 392
@@ -175,7 +176,7 @@ class Search:
     def other_shares(self, layout: ResidentLayout) -> list[ResidentLayout]:
         """The same layout with more or less for an engine."""
         shares = [(layout.eighths + 1, layout.term_eighths), (layout.eighths - 1, layout.term_eighths)]
-        if not layout.tensor_sums and self.task.folded():
+        if self.task.folded():
             terms = layout.term_eighths
             shares += [(layout.eighths, terms + 3), (layout.eighths, terms - 1)]
         return [
@@ -198,8 +199,11 @@ class Search:
         return [(layout, share) for share in OTHER_RINGS]
 
     def other_starts(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:
-        """The same layout with a short first chunk, or without."""
-        return [(replace(layout, short_start=not layout.short_start), math.inf)]
+        """The same layout with a short first chunk, or without, and with a short last one, or without."""
+        return [
+            (replace(layout, short_start=not layout.short_start), math.inf),
+            (replace(layout, short_end=not layout.short_end), math.inf),
+        ]
 
     def _estimates(self) -> Iterator[Estimate]:
         """All layouts that are tried and fit."""
@@ -230,7 +234,7 @@ class Search:
             group = group_columns(self.extent, *bands)
             if self.strategy == "reread" or 2 * group * self.itemsize <= self.budget:
                 for chunk in self._chunks(bands[1], group):
-                    yield ResidentLayout(self.split, channels, 1, *bands, *last, chunk, 0, False, *shares, True)
+                    yield ResidentLayout(self.split, channels, 1, *bands, *last, chunk, 0, False, *shares, True, True)
 
     def tensor_layouts(self) -> Iterator[ResidentLayout]:
         """Layouts whose sums are made by Tensor: one channel on all lanes, several of them in a group."""
@@ -243,14 +247,15 @@ class Search:
             self.strategy == "resident" and 2 * columns * self.itemsize > self.budget
         ):
             return
-        eighths = TENSOR_EIGHTHS_FAST if self.task.fast else TENSOR_EIGHTHS
+        shares = TENSOR_SHARED_FAST if self.task.fast else TENSOR_SHARED
         for chunk in self._chunks(bands[1], columns):
-            together = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
-            for sets in GROUP_SETS:
-                if sets <= self.extent.channels:
-                    yield ResidentLayout(
-                        self.split, 1, sets, *bands, *bands, together * chunk, 0, True, eighths, 0, False
-                    )
+            most = max(max(CHUNKS) // columns, 1) if chunk >= columns else 1
+            for together in sorted({1, most}):
+                for sets in GROUP_SETS:
+                    if together <= sets <= self.extent.channels:
+                        yield ResidentLayout(
+                            self.split, 1, sets, *bands, *bands, together * chunk, 0, True, *shares, False, False
+                        )
 
     def _last_bands(self, set_channels: int) -> tuple[int, int]:
         """Bands of a last set with fewer channels, on the core that has more of them."""

@@ -42,6 +42,7 @@ def planned(case: BackwardCase, tensor: bool, fast: bool = True, training: bool 
         eighths=eighths,
         term_eighths=0,
         short_start=False,
+        short_end=False,
     )
     task = BackwardTask(shape, case.x.dtype.name, 1, case.relu, False, training, NEED, fast)
     chosen: ResidentPlan = resident_plan(task, layout)

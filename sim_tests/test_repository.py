@@ -49,6 +49,7 @@ LAYERS = (
     ("nki_bn.pipeline",),
     ("nki_bn.predict_columns",),
     ("nki_bn.predict_tiles", "nki_bn.predict_rows"),
+    ("nki_bn.predict_resident_state",),
     ("nki_bn.predict_resident_core",),
     ("nki_bn.predict_resident", "nki_bn.predict_staged", "nki_bn.predict_transposed", "nki_bn.predict_two_read"),
     ("nki_bn.predict_resident_fwd",),

@@ -65,8 +65,9 @@ def layouts(problem: BackwardProblem, strategy: str) -> st.SearchStrategy[Reside
             slots=0,
             tensor_sums=tensor,
             eighths=draw(st.integers(0, 8)),
-            term_eighths=0 if tensor or problem.dtype == "float32" else draw(st.integers(0, 8)),
+            term_eighths=0 if problem.dtype == "float32" else draw(st.integers(0, 8)),
             short_start=draw(st.booleans()),
+            short_end=draw(st.booleans()),
         )
         return replace(layout, slots=least_slots(problem, layout, strategy) + draw(st.sampled_from([0, 1, 3, 20])))
 
@@ -99,5 +100,5 @@ def test_groups_of_few_sums_by_tensor(dtype: str, sets: int, chunk: int, strateg
     """
     case = Draw((4, 9, 80), dtype, mean=0.5).case()
     case = replace(case, dy=(case.x.astype(np.float32) - case.mean[:, None]).astype(case.x.dtype))
-    layout = ResidentLayout("none", 1, sets, 2, 4, 2, 4, chunk, 20, True, 4, 0, False)
+    layout = ResidentLayout("none", 1, sets, 2, 4, 2, 4, chunk, 20, True, 4, 0, False, False)
     check(case, layout, strategy, 1, "trn2", "high")
