@@ -24,6 +24,7 @@ def kernels(module: Callable[[str], Module]) -> list[Kernel]:
         Kernel("nki-library bwmm_shard_on_H", _experts_by_hidden(by_hidden, types, skips)),
         Kernel("nki-library bwmm_shard_on_I", _experts_by_intermediate(by_intermediate, types, skips)),
         Kernel("nki-library dynamic_elementwise_add", _dynamic_add(module("experimental.dynamic_shapes"))),
+        Kernel("nki-library topk_reduce", _topk_reduce(module("experimental.collectives.topk_reduce"))),
     ]
 
 
@@ -137,3 +138,15 @@ def _dynamic_add(module: Module) -> Cases:
         return error(np.asarray(result)[:rows], np.add(*wide(a, b))[:rows])
 
     return {"512x1024, all tiles": lambda: run(4), "512x1024, 3 tiles": lambda: run(3)}
+
+
+def _topk_reduce(module: Module) -> Cases:
+    def run(tokens: int, each: int, width: int, lnc: int) -> float:
+        """Rows of ``each`` experts for every token, scattered among 8 times as many as there are tokens."""
+        rows, owners = normal((8 * tokens, width), BFLOAT16), np.full(8 * tokens, -1, np.int32)
+        owners[np.random.default_rng(lnc).permutation(8 * tokens)[: tokens * each]] = np.repeat(range(tokens), each)
+        sums = np.stack([rows[owners == token].astype(np.float64).sum(0) for token in range(tokens)])
+        packed = np.concatenate([rows, owners[:, None].view(BFLOAT16)], axis=1)
+        return error(launch(module().topk_reduce, (packed, tokens, each), lnc=lnc), sums)
+
+    return {"32 tokens, 4 each": lambda: run(32, 4, 256, 1), "64 tokens, 4 each, lnc 2": lambda: run(64, 4, 512, 2)}
