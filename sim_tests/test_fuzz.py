@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import signal
@@ -106,7 +107,10 @@ def test_odd_arguments_stay_on_one_line(name: str) -> None:
 
 def sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "nki_bn.cli", "bench", "shapes.toml", "--dry", "-o", "out.jsonl", *options]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell has its background jobs ignore interrupts, and the children of these would as well.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
