@@ -238,13 +238,14 @@ def own_sums(plan: ResidentPlan, turn: Turn, tiles: TurnTiles, tensor: TensorWor
     sums = turn.columns[:, SUMS : SUMS + 2, :]
     if shares_channels(plan) or replicas != None or turns_rows(plan, block):
         sums = tiles.by_lane[0 : block.lanes, 0 : 2 * turn.sets].reshape((block.lanes, 2, turn.sets))
-    if plan.tensor_sums:
-        add_accumulators(tensor, sums, turn.group, turn.slice)
-    elif needs_products(plan):
-        nisa.tensor_reduce(dst=sums, op=nl.add, data=turn.partials, axis=3)
-    else:
-        nisa.tensor_reduce(dst=sums[:, 0, :], op=nl.add, data=turn.partials[:, 0, :, :], axis=2)
+    made = sums
+    if not needs_products(plan):
+        made = sums[:, 0:1, :]
         nisa.memset(dst=sums[:, 1, :], value=0.0)
+    if plan.tensor_sums:
+        add_accumulators(tensor, made, turn.group, turn.slice)
+    else:
+        nisa.tensor_reduce(dst=made, op=nl.add, data=turn.partials[:, 0 : made.shape[1], :, :], axis=3)
 
 
 def exchange_lanes(turn: Turn, tiles: TurnTiles, replicas: Replicas | None) -> None:

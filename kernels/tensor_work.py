@@ -61,8 +61,9 @@ def allocate_tensor_work(plan: ResidentPlan, combines: bool) -> TensorWork:
         )
         for _ in range(COMBINATION_BANKS):
             combinations.append(bank())
-        for tile in allocate(plan.buffers, "diagonals", lanes):
-            diagonals.append(tile.reshape((lanes, 2, lanes)))
+    # A plan allocates the same whatever outputs are needed.
+    for tile in allocate(plan.buffers, "diagonals", lanes):
+        diagonals.append(tile.reshape((lanes, 2, lanes)))
     stride = nl.tile_size.psum_fmax // (2 * pairs)
     return TensorWork(ones, wide_ones, identity, accumulators, combinations, diagonals, pairs, stride)
 
@@ -100,17 +101,17 @@ def accumulate(
 
 
 def add_accumulators(tensor: TensorWork, sums: nl.NkiTensor, group: int, used: int) -> None:
-    """sums (lanes, 2, sets) = the totals of the partial sums, ``used`` columns each."""
-    lanes = sums.shape[0]
-    sets = sums.shape[2]
+    """sums (lanes, kinds, sets) = the totals of the partial sums, ``used`` columns each; of kind 0 alone or of both."""
+    lanes, kinds, sets = sums.shape
     per_group = len(tensor.accumulators) // 2
     for i in range(ceil_div(sets, tensor.pairs)):
         count = min(tensor.pairs, sets - i * tensor.pairs)
         tile = tensor.accumulators[group % 2 * per_group + i][0:lanes, 0 : 2 * count * tensor.stride]
+        partials = tile.reshape((lanes, count, 2, tensor.stride))[:, :, 0:kinds, 0:used]
         nisa.tensor_reduce(
             dst=sums[:, :, nl.ds(i * tensor.pairs, count)],
             op=nl.add,
-            data=tile.reshape((lanes, count, 2, tensor.stride))[:, :, :, 0:used].permute((0, 2, 1, 3)),
+            data=partials.permute((0, 2, 1, 3)),
             axis=3,
         )
 

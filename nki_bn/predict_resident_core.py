@@ -285,17 +285,16 @@ class CoreRun(CoreState):
 
     def own_sums(self, step: Step, columns: Columns, ready: float) -> float:
         plan, sets = self.plan, step.group_sets
+        kinds = 1 + needs_products(plan)
+        if kinds == 1:
+            columns.vector(0.0)
         if plan.tensor_sums:
             used = min(plan.slice, step.widest)
             pairs = BANK_COLUMNS // (2 * plan.slice)
             for bank in range(ceil_div(sets, pairs)):
-                done = columns.reduced(2 * min(pairs, sets - bank * pairs) * used, ready)
+                done = columns.reduced(kinds * min(pairs, sets - bank * pairs) * used, ready)
             return done
-        chunks = step.partial + 1
-        if needs_products(plan):
-            return columns.reduced(2 * sets * chunks, ready)
-        columns.vector(0.0)
-        return columns.reduced(sets * chunks, ready)
+        return columns.reduced(kinds * sets * (step.partial + 1), ready)
 
     def on_tensor(self, at: int) -> bool:
         if not self.combines or self.jobs[at].step.group > self.drained:

@@ -16,7 +16,7 @@ from nki_bn.cases import Draw
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.resident_layout import ResidentLayout, group_size, resident_plan
 from nki_bn.predict import predict
-from nki_bn.problem import DTYPES, RELU_MODES, BackwardCase, BackwardProblem
+from nki_bn.problem import DTYPES, GRADIENTS, RELU_MODES, BackwardCase, BackwardProblem
 from nki_bn.requests import prepare_backward
 from nki_bn.resident_planner import task_of
 from nki_bn.simulator import RunOptions
@@ -33,6 +33,24 @@ def check(case: BackwardCase, layout: ResidentLayout, strategy: str, lnc: int, n
     failed = [comparison for comparison in verify.judge_backward(case, outputs, arithmetic) if not comparison.ok]
     assert not failed, plan
     assert predict(plan).ns > 0
+
+
+def check_subset(
+    case: BackwardCase, layout: ResidentLayout, strategy: str, lnc: int, precision: str, need: tuple[str, ...]
+) -> None:
+    """What is needed has the same bits whatever else is made."""
+    problem = prepare_backward(case, lnc=lnc, precision=precision).problem
+    plan = resident_plan(task_of(problem), layout, strategy)
+    fewer = replace(plan, **{f"need_{name}": name in need for name in GRADIENTS})
+    made = outputs_of(case, "trn2", lnc=lnc, plan=plan, precision=precision)
+    some = outputs_of(case, "trn2", lnc=lnc, plan=fewer, precision=precision, need=need)
+    for name, whole, part in zip(GRADIENTS, made, some, strict=False):
+        assert (part is None) == (name not in need)
+        assert part is None or np.array_equal(whole.view(np.uint8), part.view(np.uint8)), name
+    assert predict(fewer).ns > 0
+
+
+NEEDS = [("dbeta",), ("dgamma",), ("dx",), ("dgamma", "dbeta"), ("dx", "dbeta"), ("dx", "dgamma")]
 
 
 def least_slots(problem: BackwardProblem, layout: ResidentLayout, strategy: str) -> int:
@@ -86,6 +104,16 @@ def test_any_layout_agrees(data: st.DataObject) -> None:
     precision = "high" if dtype == "float32" else draw(st.sampled_from(["high", "fast"]))
     layout = draw(layouts(prepare_backward(case, lnc=lnc, precision=precision).problem, strategy))
     check(case, layout, strategy, lnc, numerics, precision)
+    if draw(st.booleans()):
+        check_subset(case, layout, strategy, lnc, precision, draw(st.sampled_from(NEEDS)))
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("need", NEEDS)
+def test_fewer_outputs_have_the_same_bits(need: tuple[str, ...], tensor: bool) -> None:
+    case = Draw((4, 5, 80), "bfloat16", mean=0.5).case()
+    layout = ResidentLayout("none", 1 if tensor else 5, 1, 2, 4, 2, 4, 40, 20, tensor, 4, 0, True, True)
+    check_subset(case, layout, "resident", 1, "high", need)
 
 
 @pytest.mark.parametrize("strategy", ["resident", "reread"])
