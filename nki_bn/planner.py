@@ -44,17 +44,23 @@ def plan(problem: Problem) -> Plan:
     return candidates(problem)[0].plan
 
 
-@lru_cache(_REMEMBERED)
 def candidates(problem: Problem) -> tuple[Candidate, ...]:
     """All plans that were predicted, the chosen one first; errors as for :func:`plan`.
 
     Plans of more than ``INSTRUCTIONS`` come last, the shortest of them first: one is chosen when nothing else fits. A
     backward is planned as if it made ``OUTPUTS``, so that each output has the same bits whatever else is needed.
     """
+    # Before they are looked up: what is no problem need not have a hash.
+    if not isinstance(problem, ForwardProblem | BackwardProblem):
+        raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
+    return remembered_candidates(problem)
+
+
+@lru_cache(_REMEMBERED)
+def remembered_candidates(problem: ForwardProblem | BackwardProblem) -> tuple[Candidate, ...]:
+    """:func:`candidates` of what is known to be a problem, searched for once."""
     if isinstance(problem, ForwardProblem):
         return tuple(sorted(_forward_candidates(problem), key=_rank))
-    if not isinstance(problem, BackwardProblem):
-        raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
     found = _backward_candidates(replace(problem, need=OUTPUTS))
     if problem.need == OUTPUTS:
         return found

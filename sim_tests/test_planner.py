@@ -6,15 +6,17 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nki_bn
 from nki_bn import fitting, planner, predict, transposed_planner
+from nki_bn.explanation import explain
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, total_bytes
 from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, STATS_COLUMNS
 from nki_bn.pipeline import Pipeline
-from nki_bn.planner import candidates, plan, plan_staged, plan_two_read
+from nki_bn.planner import candidates, plan, plan_staged, plan_two_read, remembered_candidates
 from nki_bn.predict import INSTRUCTIONS
 from nki_bn.problem import GRADIENTS, BackwardProblem, ForwardProblem, Problem
 from nki_bn.resident_planner import best_resident
@@ -28,9 +30,9 @@ MOST_OPERATIONS = 30_000
 @pytest.fixture(autouse=True)
 def forget() -> Any:
     """No candidates from another test, which may have changed how they are made."""
-    candidates.cache_clear()
+    remembered_candidates.cache_clear()
     yield
-    candidates.cache_clear()
+    remembered_candidates.cache_clear()
 
 
 @pytest.mark.parametrize("shape", LAYERS)
@@ -76,7 +78,7 @@ def test_long_programs_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     shorter = [other for other in free if other.prediction.instructions < free[0].prediction.instructions]
     ceiling = max(other.prediction.instructions for other in shorter)
     monkeypatch.setattr(planner, "INSTRUCTIONS", ceiling)
-    candidates.cache_clear()
+    remembered_candidates.cache_clear()
     held = candidates(problem)
     assert held[0].plan == shorter[0].plan != free[0].plan
     assert free[0].plan in [other.plan for other in held[1:]]
@@ -133,6 +135,10 @@ def test_a_budget_that_nothing_fits_into_is_refused() -> None:
 def test_other_things_are_refused() -> None:
     with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got Problem"):
         plan(Problem((2, 3), "float32"))
+    # Without a hash, as an array that is taken for a problem.
+    for ask in (plan, explain):
+        with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got ndarray"):
+            ask(np.zeros((2, 3), np.float32))  # type: ignore[operator]
     with pytest.raises(ValueError, match="accepted for a plan: sizes from 1 up"):
         plan(BackwardProblem((0, 3), "float32"))
 
@@ -142,7 +148,7 @@ def test_the_environment_does_not_matter(setting: str, monkeypatch: pytest.Monke
     problems = (BackwardProblem((4, 300, 8, 8), "bfloat16", lnc=2), ForwardProblem((4, 300, 8, 8), "bfloat16", lnc=2))
     before = [plan(problem) for problem in problems]
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", setting)
-    candidates.cache_clear()
+    remembered_candidates.cache_clear()
     assert [plan(problem) for problem in problems] == before
 
 
