@@ -8,10 +8,10 @@ from typing import Any
 
 from nki_bn.bench.roofline import minimum_bytes
 from nki_bn.hardware import load_target, load_timing
-from nki_bn.kernels.plan import total_bytes
+from nki_bn.kernels.plan import BackwardPlan, ForwardPlan, total_bytes
 from nki_bn.layout_words import STRATEGIES, brief, owned_part, words_of
 from nki_bn.pipeline import Prediction
-from nki_bn.planner import candidates
+from nki_bn.planner import DOUBT, candidates
 from nki_bn.predict import INSTRUCTIONS, TIMED, Candidate, Plan
 from nki_bn.problem import BackwardProblem, Problem
 
@@ -154,6 +154,8 @@ def _reason(chosen: Candidate, other: Candidate) -> str:
     mine, theirs = chosen.prediction, other.prediction
     if theirs.instructions > INSTRUCTIONS:
         return f"{theirs.instructions} instructions, above the ceiling of {INSTRUCTIONS}"
+    if isinstance(chosen.plan, BackwardPlan | ForwardPlan) and (1 - DOUBT) * mine.ns <= theirs.ns < mine.ns:
+        return f"less than {DOUBT:.0%} faster, and predictions are not better than that"
     if theirs.ns < mine.ns:
         return "takes no longer here, but longer for all outputs, which keep their bits when fewer are needed"
     if moved_bytes(other) > _NOTABLE * moved_bytes(chosen):

@@ -31,7 +31,7 @@ from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
 # Problems whose candidates are remembered.
 _REMEMBERED = 256
 # By so much another strategy has to be predicted faster than tile after tile: by less it may be slower.
-_DOUBT = 0.01
+DOUBT = 0.01
 
 
 def plan(problem: Problem) -> Plan:
@@ -67,27 +67,24 @@ def remembered_candidates(problem: ForwardProblem | BackwardProblem) -> tuple[Ca
     return tuple(_predicted(problem, _with_outputs(problem, candidate.plan)) for candidate in found)
 
 
-def _forward_candidates(problem: ForwardProblem) -> list[Candidate]:
-    """Of ``reread`` only where no layout of ``resident`` fits."""
-    found: list[Candidate] = []
-    if problem.count:
-        found += resident_forward_candidates(problem, False) or resident_forward_candidates(problem, True)
-        found += _transposed(problem)
-    if not found or fits(problem, _budget(problem, None)):
-        found.append(_predicted(problem, plan_two_read(problem)))
-    return found
-
-
 def exchanging_candidates(problem: ForwardProblem, sbuf_bytes: int) -> list[Candidate]:
     """Plans of a forward that can exchange statistics with other replicas inside its launch, the fastest first.
 
     ``sbuf_bytes`` may be used per partition. Errors as for :func:`plan_two_read`, which is taken if nothing else fits.
     """
-    found = resident_forward_candidates(problem, False, sbuf_bytes)
-    found = (found or resident_forward_candidates(problem, True, sbuf_bytes)) + _transposed(problem)
-    if not found or fits(problem, sbuf_bytes):
-        found = [*found, _predicted(problem, plan_two_read(problem, sbuf_bytes))]
-    return sorted(found, key=_rank)
+    return sorted(_forward_candidates(problem, sbuf_bytes), key=_rank)
+
+
+def _forward_candidates(problem: ForwardProblem, sbuf_bytes: int | None = None) -> list[Candidate]:
+    """Of ``reread`` only where no layout of ``resident`` fits."""
+    found: list[Candidate] = []
+    if problem.count:
+        for reread in (False, True):
+            found = found or resident_forward_candidates(problem, reread, sbuf_bytes)
+        found += _transposed(problem)
+    if not found or fits(problem, _budget(problem, sbuf_bytes)):
+        found.append(_predicted(problem, plan_two_read(problem, sbuf_bytes)))
+    return found
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
@@ -98,7 +95,8 @@ def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
     best = min((*found, *staged), key=_rank, default=None)
     if not found or (best in staged and any(buffer.name == "staged" for buffer in staged[0].plan.buffers)):
         # Data leaves SBUF between the phases at any rate.
-        found += resident_candidates(problem, strategy="reread")
+        spent = sum(candidate.prediction.steps for candidate in found)
+        found += resident_candidates(problem, strategy="reread", spent=spent)
     # If nothing fits, what is wrong with staged is the error.
     found += _transposed(problem)
     return tuple(sorted(found + staged, key=_rank)) or (_predicted(problem, plan_staged(problem)),)
@@ -120,7 +118,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     prediction = candidate.prediction
     over = prediction.instructions > INSTRUCTIONS
     staged = isinstance(candidate.plan, BackwardPlan | ForwardPlan)
-    return over, prediction.instructions if over else prediction.ns * (1 - staged * _DOUBT)
+    return over, prediction.instructions if over else prediction.ns * (1 - staged * DOUBT)
 
 
 def plan_forward(problem: ForwardProblem) -> ForwardPlan | ResidentForwardPlan | TransposedForwardPlan:

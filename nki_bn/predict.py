@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from nki_bn.hardware import Timing, load_timing
@@ -16,7 +17,7 @@ from nki_bn.kernels.plan import (
     TransposedForwardPlan,
     TransposedPlan,
 )
-from nki_bn.pipeline import Prediction
+from nki_bn.pipeline import Paces, Prediction
 from nki_bn.predict_resident import predict_resident
 from nki_bn.predict_resident_fwd import predict_resident_forward
 from nki_bn.predict_staged import predict_staged
@@ -29,6 +30,8 @@ Plan: TypeAlias = (
 
 # Instructions of a core that a plan may take: loops unroll, and compilers take long over long programs.
 INSTRUCTIONS = 20_000
+# Steps of the pipeline after which a search for a plan tries nothing further: one takes up to 5 microseconds of Python.
+MOST_STEPS = 10_000
 # The one target with timing parameters; plans for the others are compared by them too.
 TIMED = "trn2"
 
@@ -47,6 +50,12 @@ class Candidate:
 
     plan: Plan
     prediction: Prediction
+
+
+@cache
+def timed_paces(others: int) -> Paces:
+    """The paces of the timing model beside ``others`` cores: one object, which remembers what it was asked."""
+    return Paces(load_timing(TIMED), others)
 
 
 def predict(plan: Plan) -> Prediction:

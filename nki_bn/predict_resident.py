@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nki_bn.hardware import Timing
 from nki_bn.kernels.plan import ResidentPlan
@@ -34,35 +34,55 @@ def predict_resident(plan: ResidentPlan, timing: Timing) -> Prediction:
 
 def _predicted(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:
     """The prediction for a core that owns ``extent``."""
-    few, more = (_with_fewer_chunks(plan, extent, count) for count in (SET_CHUNKS, SET_CHUNKS + MORE_CHUNKS))
-    columns = [_columns(plan, part) for part in (few, more, extent)]
-    if plan.strategy == "resident" or columns[0] == columns[1] or columns[1] == columns[2]:
-        return _over_groups(plan, extent, timing)
-    short, long = (_over_groups(plan, part, timing) for part in (few, more))
-    return long.prolonged(short, long, (columns[2] - columns[1]) / (columns[1] - columns[0]))
-
-
-def _with_fewer_chunks(plan: ResidentPlan, extent: Extent, count: int) -> Extent:
-    """As much of every channel as about ``count`` chunks hold, or all; a last set's bands have equally much of it."""
-    positions = max(extent.length // plan.space_bands, 1)
-    batches, length = extent.batches, extent.length
-    batch_bands, space_bands = plan.batch_bands, plan.space_bands
+    bands = plan.batch_bands, plan.space_bands
+    most = bands
     if extent.channels % plan.set_channels:
-        batch_bands = math.lcm(batch_bands, plan.last_batch_bands)
-        space_bands = math.lcm(space_bands, plan.last_space_bands)
-    if positions <= plan.chunk:
-        batches = min(batches, batch_bands * (plan.chunk // positions) * count)
+        # A last set has bands of its own: these have equally much of the parts that are run.
+        most = math.lcm(bands[0], plan.last_batch_bands), math.lcm(bands[1], plan.last_space_bands)
+    parts = None if plan.strategy == "resident" else fewer_chunks(extent, bands, most, plan.chunk)
+    if parts is None:
+        return _over_groups(plan, extent, timing)
+    short, long = (_over_groups(plan, part, timing) for part in parts.extents)
+    return long.prolonged(short, long, parts.times)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Two parts of an extent, and how many times the rest has what the second one has more than the first."""
+
+    extents: tuple[Extent, Extent]
+    times: float
+
+
+def fewer_chunks(extent: Extent, bands: tuple[int, int], most: tuple[int, int], chunk: int) -> Parts | None:
+    """As much of every channel as a few chunks hold, and some more; None where there are no more.
+
+    ``bands`` are those of batches and of positions; ``most`` what both have to divide evenly.
+    """
+    few, more = (
+        _with_fewer_chunks(extent, bands, most, chunk, count) for count in (SET_CHUNKS, SET_CHUNKS + MORE_CHUNKS)
+    )
+    columns = [_columns(part, bands) for part in (few, more, extent)]
+    if columns[0] == columns[1] or columns[1] == columns[2]:
+        return None
+    return Parts((few, more), (columns[2] - columns[1]) / (columns[1] - columns[0]))
+
+
+def _with_fewer_chunks(extent: Extent, bands: tuple[int, int], most: tuple[int, int], chunk: int, count: int) -> Extent:
+    positions = max(extent.length // bands[1], 1)
+    batches, length = extent.batches, extent.length
+    if positions <= chunk:
+        batches = min(batches, most[0] * (chunk // positions) * count)
     else:
-        pieces = ceil_div(positions, plan.chunk)
-        batches = min(batches, batch_bands * max(count // pieces, 1))
-        length = min(length, space_bands * ceil_div(positions, pieces) * count)
+        pieces = ceil_div(positions, chunk)
+        batches = min(batches, most[0] * max(count // pieces, 1))
+        length = min(length, most[1] * ceil_div(positions, pieces) * count)
     return Extent(extent.channel, extent.channels, extent.batch, batches, extent.start, length)
 
 
-def _columns(plan: ResidentPlan, extent: Extent) -> int:
+def _columns(extent: Extent, bands: tuple[int, int]) -> int:
     """Columns of a set."""
-    units = units_of(extent, plan.batch_bands, plan.space_bands)
-    return sum(unit.batches() * unit.positions() for unit in units)
+    return sum(unit.batches() * unit.positions() for unit in units_of(extent, *bands))
 
 
 def _over_groups(plan: ResidentPlan, extent: Extent, timing: Timing) -> Prediction:

@@ -92,7 +92,7 @@ class CoreRun(CoreState):
             self.load_ahead(job.visit)
             if job.step.unit.extent.channels < self.plan.set_channels:
                 self.end_columns()
-            self.mask_chunk(at)
+            self.make_gradient(at)
         if not job.sums:
             self.end_sums(at - 1)
             self.end_turn()
@@ -112,32 +112,32 @@ class CoreRun(CoreState):
         if self.turn is not None and self.turned == 0 and group > self.turn[0].group + 1:
             self.take_turn_step()
 
-    def mask_chunk(self, at: int) -> None:
+    def make_gradient(self, at: int) -> None:
         plan, run, job = self.plan, self.pipeline.run, self.jobs[at]
         width, dy, visit = self.widths[at], self.dy_there[job.visit], job.visit
         ahead = 0.0
         if plan.relu == "recompute":
             if len(self.gates) <= visit:
-                self.gates.append(self.gate(visit, self.scale(visit)))
+                self.gates.append(self.gate_chunk(visit, self.scale_chunk(visit)))
             dy = max(dy, self.gates[visit])
             if 0 < visit < len(self.dy_there) - 1 and self.in_first_block(self.visits[visit + 1].step):
-                ahead = self.scale(visit + 1)
+                ahead = self.scale_chunk(visit + 1)
         if plan.relu != "none":
             dy = run(VECTOR, self.paces.vector("predicated", width * job.step.sets), dy)
         if ahead:
-            self.gates.append(self.gate(visit + 1, ahead))
+            self.gates.append(self.gate_chunk(visit + 1, ahead))
         self.masked.append(dy)
         # dx takes the place of dy' only when that is stored as the gradient of the residual.
         stored = plan.need_dresidual and job.sums
         self.given.append(self.pipeline.store(self.transfer(job.step, self.itemsize), dy) if stored else 0.0)
 
-    def scale(self, visit: int) -> float:
+    def scale_chunk(self, visit: int) -> float:
         step, ready = self.visits[visit].step, max(self.x_there[visit], self.started)
         for _ in range(step.sets):
             ready = self.pipeline.run(VECTOR, self.paces.vector("pointed", step.tile.width()), ready)
         return ready
 
-    def gate(self, visit: int, ready: float) -> float:
+    def gate_chunk(self, visit: int, ready: float) -> float:
         step = self.visits[visit].step
         for _ in range(step.sets):
             for kind in mask_passes(self.plan.residual):

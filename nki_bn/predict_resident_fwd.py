@@ -7,6 +7,8 @@ running statistics.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nki_bn.hardware import Timing
 from nki_bn.kernels.columns import ROOT_STEPS, SHIFT_STEPS
 from nki_bn.kernels.plan import ResidentForwardPlan, size_of
@@ -25,7 +27,7 @@ from nki_bn.kernels.resident_moments import (
 from nki_bn.kernels.sizing import STATS_COLUMNS, ceil_div
 from nki_bn.pipeline import GPSIMD, SCALAR, TENSOR, VECTOR, Duration, Paces, Pipeline, Prediction
 from nki_bn.predict_columns import Columns, mask_passes
-from nki_bn.predict_resident import shortened
+from nki_bn.predict_resident import fewer_chunks, shortened
 from nki_bn.predict_resident_state import chunk_transfer
 
 # Groups that are run at least when there are more, and chunks beside those that the ring holds; half of them more tell
@@ -45,10 +47,21 @@ def predict_resident_forward(plan: ResidentForwardPlan, timing: Timing) -> Predi
 
 def _predicted(plan: ResidentForwardPlan, extent: Extent, timing: Timing) -> Prediction:
     """The prediction for a core that owns ``extent``."""
+    bands = plan.batch_bands, plan.space_bands
+    parts = fewer_chunks(extent, bands, bands, plan.chunk) if plan.reread else None
+    if parts is None:
+        return _over_groups(plan, extent, timing)
+    short, long = (_over_groups(plan, part, timing) for part in parts.extents)
+    return long.prolonged(short, long, parts.times)
+
+
+def _over_groups(plan: ResidentForwardPlan, extent: Extent, timing: Timing) -> Prediction:
+    """The prediction for all groups of a core that owns ``extent``."""
     channels = plan.group_channels
     groups = ceil_div(extent.channels, channels)
     paces = Paces(timing, plan.cores - 1)
-    chunks = forward_size(plan.shape, plan.cores, forward_layout(plan)).chunks
+    shape = extent.batches, plan.shape[1], extent.length
+    chunks = forward_size(shape, 1, replace(forward_layout(plan), split="none")).chunks
     few = max(GROUPS, ceil_div(CHUNKS + plan.slots, chunks))
     # An even number, since engines take turns with chunks.
     few += few % 2

@@ -129,7 +129,7 @@ class _Backward(RowRun):
 
     def middle(self, step: Step, at: int) -> None:
         if step.kind == "mask" and self.plan.relu == "recompute":
-            self.recompute_mask(step, at, self.rows_of(step))
+            self.recompute_block(step, at, self.rows_of(step))
         if step.kind == "first" and needs_products(self.plan):
             width = self.rows_of(step).chunk.columns()
             work = self.paces.vector_psum("scalar_tensor_tensor", width)
@@ -168,7 +168,7 @@ class _Backward(RowRun):
             done = self.run(SCALAR, self.paces.accumulated(width), (product,), (product,))
         self.sums[step.group % 2][1] = max(self.sums[step.group % 2][1], done)
 
-    def recompute_mask(self, step: Step, at: int, rows: Rows) -> None:
+    def recompute_block(self, step: Step, at: int, rows: Rows) -> None:
         width, value = rows.chunk.columns(), self.ring("wide", at)
         ready, mask = self.started[self.smaller(step.block)], self.ring("narrow", at)
         if self.plan.residual:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nki_bn.hardware import load_timing
 from nki_bn.kernels.resident_geometry import extent_of_core
 from nki_bn.kernels.resident_layout import BackwardTask, GroupSize, ResidentLayout, slice_of
 from nki_bn.kernels.sizing import BANK_COLUMNS, ceil_div
 from nki_bn.pipeline import Paces
-from nki_bn.predict import TIMED
+from nki_bn.predict import timed_paces
 from nki_bn.predict_columns import mask_passes
 
 # From the model's own latencies: the first load; a turn (sums, two transposes, and column instructions, each waiting
@@ -85,7 +84,7 @@ class GroupCost:
     @classmethod
     def of(cls, task: BackwardTask, layout: ResidentLayout, size: GroupSize, strategy: str) -> GroupCost:
         """The cost of a full group of a layout."""
-        paces = Paces(load_timing(TIMED), task.cores - 1)
+        paces = timed_paces(task.cores - 1)
         jobs = size.set_columns / size.widest * layout.group_sets
         first = _sum_engines(task, layout, size, paces)
         last = _combination_engines(task, layout, size, paces)

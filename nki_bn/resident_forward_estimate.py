@@ -12,7 +12,7 @@ from nki_bn.kernels.resident_geometry import Extent
 from nki_bn.kernels.resident_layout import GroupSize
 from nki_bn.kernels.sizing import ceil_div
 from nki_bn.pipeline import Paces
-from nki_bn.predict import TIMED
+from nki_bn.predict import TIMED, timed_paces
 from nki_bn.problem import ForwardProblem
 
 # From the model's own latencies: a load from its trigger on, beside the transfer; the last turn, each step of which
@@ -108,12 +108,11 @@ class ChunkRates:
         cls, problem: ForwardProblem, layout: ForwardLayout, size: GroupSize, extent: Extent, reread: bool
     ) -> ChunkRates:
         """The mean cost of the chunks of a whole group."""
-        timing = load_timing(TIMED)
-        paces = Paces(timing, problem.lnc - 1)
+        paces = timed_paces(problem.lnc - 1)
         width = ceil_div(size.set_columns, size.chunks)
         runs = ceil_div(width, max(extent.length // layout.space_bands, 1))
         one = paces.transfer(size.lanes, runs, width * problem.itemsize).shared
-        trigger = timing.dma.spacing
+        trigger = paces.timing.dma.spacing
         late = (reread and problem.training) + problem.residual
         mask = problem.relu == "mask"
         return cls(

@@ -19,7 +19,7 @@ from nki_bn.kernels.resident_fwd_plan import (
 from nki_bn.kernels.resident_geometry import Extent, extent_of_core
 from nki_bn.kernels.resident_layout import GroupSize
 from nki_bn.kernels.sizing import PARTITIONS, SBUF_SLACK_BYTES, ceil_div
-from nki_bn.predict import Candidate, predict
+from nki_bn.predict import MOST_STEPS, Candidate, predict
 from nki_bn.problem import ForwardProblem
 from nki_bn.resident_forward_estimate import ChunkRates, Ring, estimated_us
 from nki_bn.resident_planner import bands_of, group_columns, group_sizes, split_of
@@ -68,7 +68,8 @@ def resident_forward_candidates(
     found: list[Candidate] = []
     chunks = 0
     for estimate in sorted(search.estimates(), key=lambda estimate: estimate.us)[:PREDICTED]:
-        if chunks < PREDICTED_CHUNKS or len(found) < LEAST_PREDICTED:
+        steps = sum(candidate.prediction.steps for candidate in found)
+        if len(found) < LEAST_PREDICTED or (chunks < PREDICTED_CHUNKS and steps < MOST_STEPS // 2):
             layouts = search.shares(estimate.layout)
             found += [search.candidate(layout) for layout in layouts]
             chunks += len(layouts) * estimate.chunks

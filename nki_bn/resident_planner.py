@@ -21,7 +21,7 @@ from nki_bn.kernels.resident_layout import (
 )
 from nki_bn.kernels.sizing import BANK_COLUMNS, CHUNK_COLUMNS, PARTITIONS, SBUF_SLACK_BYTES, ceil_div
 from nki_bn.kernels.tensor_work import COMBINATION_BANKS
-from nki_bn.predict import INSTRUCTIONS, Candidate, predict
+from nki_bn.predict import INSTRUCTIONS, MOST_STEPS, Candidate, predict
 from nki_bn.problem import GRADIENTS, BackwardProblem, Problem
 from nki_bn.resident_estimate import EIGHTHS, estimated_instructions, estimated_us, wanted_slots
 
@@ -31,14 +31,14 @@ NARROWEST_CHUNK = 392
 # half and double of it.
 CHUNKS = (784, 1568)
 CHUNK_FACTORS = (0.5, 1.0, 2.0)
-# Of eight chunks those that Vector takes over from Scalar, or Tensor from Vector: about what makes the engines even.
-# With ``fast`` Vector combines, and makes x-terms, in half the time.
-# (Sums of dy, x-terms) that Vector takes over, in `fast` and in float32 too.
+# Shares in eighths of the chunks, from which the search starts: about what makes the engines even. Of sums of dy, and
+# of x-terms, Vector takes over from Scalar; with ``fast`` it makes these in half the time, in float32 it makes none.
 SHARED = (3, 4)
 SHARED_FAST = (3, 8)
 SHARED_FLOAT32 = (5, 0)
+# Masks are Vector's work, a recomputed one more of it.
 SHARED_RELU = {"mask": (1, 2), "recompute": (0, 0)}
-# (Combinations by Tensor, x-terms of the last groups by Vector).
+# Combinations that Tensor takes over from Vector, and x-terms of the last groups that Vector does from Scalar.
 TENSOR_SHARED = (4, 1)
 TENSOR_SHARED_FAST = (3, 4)
 TENSOR_SHARED_RELU = (8, 0)
@@ -52,8 +52,6 @@ TENSOR_MOST_COLUMNS = 25_600
 PREDICTED = {"resident": 6, "reread": 3}
 # By the closed form the fastest layout takes at most so many times what the likeliest one takes.
 LIKELY = 1.35
-# Steps of the pipeline after which nothing further is tried: one takes about 3 microseconds.
-MOST_STEPS = 12_000
 # Shares of the slots that the closed form asks for: the second is as many as fit.
 OTHER_RINGS = (0.7, math.inf)
 OTHER_CHUNKS = 2
@@ -87,17 +85,21 @@ def best_resident(
 
 
 def resident_candidates(
-    problem: BackwardProblem, sbuf_bytes: int | None = None, strategy: str = "resident"
+    problem: BackwardProblem, sbuf_bytes: int | None = None, strategy: str = "resident", spent: int = 0
 ) -> list[Candidate]:
-    """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident`."""
+    """The best layouts, that with the least predicted time first; arguments as for :func:`best_resident`.
+
+    ``spent``: steps of the pipeline that went into other candidates of the problem.
+    """
     target = load_target(problem.target)
     # On trn1 a transpose on the Tensor engine is a product with zeros and ones: a NaN would leave its channel.
     if target.generation < 3:
         return []
     search = Search(problem, _budget(target, sbuf_bytes), strategy)
+    search.steps = spent
     families = search.best_of_families()[: PREDICTED[strategy]]
     for estimate in families:
-        if estimate.us <= LIKELY * families[0].us:
+        if estimate.us <= LIKELY * families[0].us and search.steps < MOST_STEPS:
             search.predict(estimate)
     search.improve()
     return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
@@ -179,8 +181,12 @@ class Search:
             self._try(others)
 
     def _try(self, others: Callable[[ResidentLayout], list[tuple[ResidentLayout, float]]]) -> None:
-        if self.found and self.steps < MOST_STEPS:
-            for layout, share in others(self.fastest()):
+        if not self.found:
+            return
+        fastest = self.fastest()
+        for layout, share in others(fastest):
+            # What is like the fastest takes about as many steps.
+            if self.steps + self.found[fastest].prediction.steps <= MOST_STEPS:
                 self.predict(self.fitted(layout, share))
 
     def _next_share(self, layout: ResidentLayout) -> list[tuple[ResidentLayout, float]]:

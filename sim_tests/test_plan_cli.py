@@ -106,6 +106,14 @@ def test_reasons_compare_with_the_plan() -> None:
         assert re.search(r"times the bytes|works for .* us|waits for .* us|takes as long", other.reason)
 
 
+def test_a_gain_in_doubt_is_named() -> None:
+    """What is predicted a little faster than staged is passed over, and for no other reason."""
+    explanation = explain(BackwardProblem((1, 64, 14, 14), "bfloat16", lnc=1))
+    faster = [other for other in explanation.runners_up if other.predicted_us < explanation.predicted_us]
+    assert explanation.plan.strategy == "staged" and faster
+    assert {other.reason for other in faster} == {"less than 1% faster, and predictions are not better than that"}
+
+
 def test_what_is_out_of_the_ordinary_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--shape", "64,64,1024,1024", "--dtype", "float32", "--target", "trn3"]) == 0
     text = capsys.readouterr().out

@@ -74,7 +74,7 @@ def layouts(problem: BackwardProblem, strategy: str) -> st.SearchStrategy[Reside
         layout = ResidentLayout(
             split=split,
             set_channels=channels,
-            group_sets=draw(st.integers(1, 3)) if tensor else 1,
+            group_sets=draw(st.integers(1, 3)),
             batch_bands=min(bands[0], 128 // channels),
             space_bands=spaces[0],
             last_batch_bands=min(bands[1], 128 // channels),
@@ -106,6 +106,16 @@ def test_any_layout_agrees(data: st.DataObject) -> None:
     check(case, layout, strategy, lnc, numerics, precision)
     if draw(st.booleans()):
         check_subset(case, layout, strategy, lnc, precision, draw(st.sampled_from(NEEDS)))
+
+
+@pytest.mark.parametrize("ends", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("sets", [1, 2, 3])
+@pytest.mark.parametrize("dtype, tensor", [("float32", False), ("bfloat16", False), ("bfloat16", True)])
+def test_chunks_wide_enough_to_be_cut_in_two(dtype: str, tensor: bool, sets: int, ends: tuple[bool, bool]) -> None:
+    """The sets of a group then have unequal numbers of chunks, and no sum is another group's."""
+    case = Draw((2, 6, 1100), dtype, mean=0.5).case()
+    layout = ResidentLayout("none", 1, sets, 1, 1, 1, 1, 1100, 20, tensor, 4, 2 * (dtype != "float32"), *ends)
+    check(case, layout, "resident", 1, "trn2", "high")
 
 
 @pytest.mark.parametrize("tensor", [False, True])

@@ -208,7 +208,7 @@ def _sized(plan: Plan, small: Problem) -> Iterator[Plan]:
             return
         yield found
         if isinstance(small, ForwardProblem) and isinstance(found, ResidentForwardPlan):
-            if getattr(plan, "short_start", False) and not found.short_start:
+            if isinstance(plan, ResidentForwardPlan) and plan.short_start and not found.short_start:
                 yield short_started(small, found)
 
 
