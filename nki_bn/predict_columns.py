@@ -142,10 +142,3 @@ class Columns:
         offset = self.vector(offset, 2)
         moved = self.vector(slope, 2)
         return self.vector(max(offset, moved), 2)
-
-    def negated_coefficients(self, dgamma: float, offset: float) -> float:
-        """ratio, -scale and -offset."""
-        ratio = self.vector(dgamma, 2)
-        ratio = self.vector(ratio)
-        scale = self.vector(0.0)
-        return max(ratio, scale, self.vector(offset))

@@ -105,18 +105,6 @@ def resident_candidates(
     return sorted(search.found.values(), key=lambda candidate: candidate.prediction.ns)
 
 
-def likely_resident(problem: BackwardProblem, sbuf_bytes: int, strategy: str = "resident") -> ResidentPlan | None:
-    """The layout that is the best by the closed form alone: quickly found, often not the fastest."""
-    target = load_target(problem.target)
-    if target.generation < 3:
-        return None
-    search = Search(problem, _budget(target, sbuf_bytes), strategy)
-    if not search.estimates:
-        return None
-    plan: ResidentPlan = resident_plan(search.task, search.estimates[0].layout, strategy)
-    return plan
-
-
 def _budget(target: Target, sbuf_bytes: int | None) -> int:
     whole = target.sbuf_partition_bytes if sbuf_bytes is None else sbuf_bytes
     return whole - int(SBUF_SLACK_BYTES)

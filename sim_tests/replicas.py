@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,8 +233,3 @@ def cut(whole: Part, sizes: Sequence[int]) -> list[Part]:
     places = np.cumsum(sizes)[:-1]
     arrays = [[None] * len(sizes) if array is None else np.split(array, places) for array in whole]
     return [Part(*arrays_of_part) for arrays_of_part in zip(*arrays, strict=True)]
-
-
-def in_tight_memory(layer: Layer) -> Layer:
-    """The layer with so little SBUF that it works in many tiles."""
-    return replace(layer, sbuf_bytes=TIGHT)

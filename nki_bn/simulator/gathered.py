@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from nki_bn.simulator import dtypes
@@ -127,8 +125,3 @@ def _check_groups(index: Array, group: int, rows: Array, columns: Array) -> None
 def around(tensor: NkiTensor) -> tuple[int, ...]:
     """The shape of all places that the indices of ``tensor`` can lead to; empty if it has none."""
     return tensor.reach if isinstance(tensor, Gathered) else ()
-
-
-def kept_rows(*tensors: Any) -> Array | None:
-    """Which rows of a gather or scatter are moved; None if all are."""
-    return next((tensor.kept for tensor in tensors if isinstance(tensor, Gathered) and tensor.kept is not None), None)
