@@ -12,8 +12,9 @@ from nki_bn.simulator.errors import (
 )
 from nki_bn.simulator.install import Installation, install
 from nki_bn.simulator.kernel import simulate
-from nki_bn.simulator.launch import Launch, SimulationResult, run, run_replicas
+from nki_bn.simulator.launch import Launch, SimulationResult, run_replicas
 from nki_bn.simulator.machine import RunOptions, Shaped
+from nki_bn.simulator.replay import run
 
 __all__ = [
     "DeadlockError",

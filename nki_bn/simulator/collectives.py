@@ -356,7 +356,9 @@ class _Call:
     def _issue(
         self, srcs: Tensors, dsts: Tensors, compute: Callable[[], Sequence[Array]], rendezvous: Callable[[], object]
     ) -> None:
-        details = {"ranks": self.ranks, "priority": self._priority}
+        if self._core.run.recorder is not None:
+            self._core.run.recorder.refuse(f"{self.op} meets other replicas")
+        details: dict[str, Any] = {"ranks": self.ranks, "priority": self._priority}
         issue(self.op, "collective", dsts, srcs, compute, name=self._name, rendezvous=rendezvous, **details)
 
 

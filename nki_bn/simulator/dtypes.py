@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -56,6 +57,15 @@ def normalize(dtype: Any) -> DType:
 
 
 def _foreign_name(dtype: Any) -> str:
+    return _name_of(dtype) if isinstance(dtype, np.dtype) else _name_of_other(dtype)
+
+
+@functools.cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)
+
+
+def _name_of_other(dtype: Any) -> str:
     text = str(dtype)
     if text.startswith("torch."):
         return text.removeprefix("torch.")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Ba
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
 from nki_bn.simulator.scheduling import add_edge
+from nki_bn.simulator.storing import Masked, Result, store
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Access, Record, caller
 
@@ -42,17 +42,6 @@ class NkiInstruction(NKIObject):
         return self
 
 
-@dataclass
-class Masked:
-    """A result of which only the elements with ``mask`` are written."""
-
-    values: Array
-    mask: Array
-
-
-Result = Array | Masked
-
-
 def issue(
     opcode: str,
     engine: str,
@@ -62,13 +51,15 @@ def issue(
     *,
     name: str | None = None,
     rendezvous: Callable[[], object] | None = None,
+    again: Callable[[], Sequence[Result]] | None = None,
     **attributes: Any,
 ) -> NkiInstruction:
     """Execute one instruction on the current core.
 
     ``compute`` returns one array per tensor of ``writes`` (any shape with as many elements, any dtype: it is rounded to
     the destination's); it reads its operands itself, before anything is written. A dry run does not call it, only
-    ``rendezvous``, with which an instruction meets its counterpart on the other core.
+    ``rendezvous``, with which an instruction meets its counterpart on the other core. A run that is repeated calls
+    ``again`` in its place, if that is given: there nobody is met.
     """
     core = current_core()
     _check_indices(opcode, engine, writes, reads)
@@ -103,6 +94,8 @@ def issue(
         results = compute()
     for tensor, result in zip(writes, results, strict=True):
         _write(core, record, tensor, result)
+    if core.run.recorder is not None:
+        core.run.recorder.note(core, again or compute, writes)
     return NkiInstruction(record)
 
 
@@ -130,6 +123,8 @@ def settle(tensor: NkiTensor, *, skip: bool = False, group: int = GROUP) -> NkiT
         IndexRangeError: an index is out of range, or what it selects reaches outside the tensor.
         NkiValidationError: offsets along the free dimensions before gen4; too few indices.
     """
+    if tensor.dynamic is not None:
+        decided_by_value(f"the run-time index of {tensor!r}")
     match tensor.dynamic:
         case None:
             return tensor
@@ -141,6 +136,13 @@ def settle(tensor: NkiTensor, *, skip: bool = False, group: int = GROUP) -> NkiT
             generation = current_core().run.target.generation
             require(generation >= 4, f"indirect operands need gen4 or later, the target is gen{generation}: {tensor!r}")
             return gather_columns(tensor, offsets, _read_indices(offsets.index), group)
+
+
+def decided_by_value(what: str) -> None:
+    """Note that a value, as ``what`` says, decides what is executed: such a run is not repeated with other values."""
+    recorder = current_core().run.recorder
+    if recorder is not None:
+        recorder.refuse(f"{what} decides what is executed")
 
 
 def _moved(tensor: NkiTensor, dynamic: ScalarOffset) -> NkiTensor:
@@ -173,6 +175,7 @@ def read_index(index: Any) -> int:
     Raises:
         NkiValidationError: it has more than one element, or none yet.
     """
+    decided_by_value(f"the run-time index {index!r}")
     if not isinstance(index, NkiTensor):
         require(index.state is not None, "a register is used as an index before it was set")
         return int(index.state)
@@ -201,10 +204,14 @@ def raw(tensor: NkiTensor) -> Array:
 
 
 def _check_read(core: Core, record: Record, tensor: NkiTensor) -> None:
-    if not core.options.strict and (core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm):
+    strict, recorder = core.options.strict, core.run.recorder
+    apart = core.run.lnc == 1 or tensor.buffer is not MemoryRegion.shared_hbm
+    if apart and not strict and recorder is None:
         return
     shadow = tensor.shadow()
-    if core.options.strict and not (shadow & WRITTEN).all():
+    if recorder is not None:
+        recorder.check_read(tensor, shadow)
+    if strict and not (shadow & WRITTEN).all():
         flags = element_flags(tensor, shadow) & WRITTEN
         first = tuple(int(i) for i in np.argwhere(flags == 0)[0])
         raise UninitializedReadError(
@@ -267,53 +274,35 @@ def clear_all_marks(core: Core) -> None:
 def _write(core: Core, record: Record, tensor: NkiTensor, result: Result) -> None:
     shadow = tensor.shadow()
     array = tensor.array()
-    values = result.values if isinstance(result, Masked) else result
-    values = cast(np.asarray(values), array.dtype).reshape(array.shape)
+    if core.run.recorder is not None:
+        core.run.recorder.check_write(tensor, shadow, result)
     if core.run.lnc > 1 and tensor.buffer is MemoryRegion.shared_hbm:
-        # Public kernels store the same result from both cores, which does no harm; strict runs want it said once.
-        same = not core.options.strict and array.tobytes() == values.tobytes()
-        _note_shared(core, record, tensor, shadow, WRITTEN_BY, (0, 0) if same else TOUCHED_BY)
+        _note_write(core, record, tensor, shadow, result)
+    mask = result.mask.reshape(array.shape) if isinstance(result, Masked) else None
     if tensor.buffer is MemoryRegion.psum:
         begun = tensor.begun()
-        begun |= result.mask.reshape(array.shape) if isinstance(result, Masked) else True
+        begun |= True if mask is None else mask
         tensor.put(begun=begun)
-    if isinstance(result, Masked):
-        mask = result.mask.reshape(array.shape)
-        if _overlaps_itself(array):
-            _write_in_order(array, values, mask)
-        else:
-            np.copyto(array, values, where=mask)
+    store(array, result)
+    if mask is not None:
         per_byte = np.broadcast_to(mask[..., None], (*mask.shape, dtypes.size_of(tensor.dtype))).reshape(shadow.shape)
         np.bitwise_or(shadow, WRITTEN, out=shadow, where=per_byte)
+    elif core.run.lnc == 1 or tensor.buffer.on_chip:
+        shadow[...] = WRITTEN
     else:
-        if _overlaps_itself(array):
-            _write_in_order(array, values)
-        else:
-            array[...] = values
-        if core.run.lnc == 1 or tensor.buffer.on_chip:
-            shadow[...] = WRITTEN
-        else:
-            shadow |= WRITTEN
+        shadow |= WRITTEN
     tensor.put(array, shadow)
 
 
-def _overlaps_itself(array: Array) -> bool:
-    """Whether two elements of a view may be the same one in memory: not if each stride steps over all inner ones."""
-    reach = 0
-    for stride, size in sorted(zip(array.strides, array.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
+def _note_write(core: Core, record: Record, tensor: NkiTensor, shadow: Array, result: Result) -> None:
+    # Public kernels store the same result from both cores, which does no harm; strict runs want it said once.
+    same = not core.options.strict and _is_there(tensor.array(), result)
+    if same and core.run.recorder is not None and (shadow & TOUCHED_BY[1 - core.index]).any():
+        core.run.recorder.refuse(f"both cores write {tensor!r}, which is right if they write the same values")
+    _note_shared(core, record, tensor, shadow, WRITTEN_BY, (0, 0) if same else TOUCHED_BY)
 
 
-def _write_in_order(array: Array, values: Array, mask: Array | None = None) -> None:
-    """Set the elements (those in ``mask``) one by one: of several values for one element the last one stays."""
-    places: Array = np.zeros((), np.intp)
-    for stride, size in zip(array.strides, array.shape, strict=True):
-        places = places[..., None] + np.arange(size) * (stride // array.itemsize)
-    # As unsigned integers: NumPy makes no such views of the dtypes that it does not have itself.
-    bits = f"u{array.itemsize}"
-    line = np.lib.stride_tricks.as_strided(array.view(bits), (int(places.max()) + 1,), (array.itemsize,))
-    chosen: Any = ... if mask is None else mask
-    line[places[chosen].reshape(-1)] = values.view(bits)[chosen].reshape(-1)
+def _is_there(array: Array, result: Result) -> bool:
+    """Whether the memory holds the result already, bit by bit."""
+    values = result.values if isinstance(result, Masked) else result
+    return array.tobytes() == cast(np.asarray(values), array.dtype).tobytes()

@@ -8,8 +8,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from nki_bn.simulator.launch import options_from_environment, run
+from nki_bn.simulator.launch import options_from_environment
 from nki_bn.simulator.machine import RunOptions, running
+from nki_bn.simulator.replay import run
 from nki_bn.simulator.scheduling import Edges, edges_of
 
 

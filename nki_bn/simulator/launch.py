@@ -19,7 +19,7 @@ from nki_bn.hardware import load_target
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import IncompleteOutputError, NkiValidationError
 from nki_bn.simulator.machine import Core, Run, RunOptions, Shaped, element_flags, enter
-from nki_bn.simulator.memory import WRITTEN, MemoryRegion
+from nki_bn.simulator.memory import WRITTEN, MemoryRegion, Storage
 from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.scheduling import finish
 from nki_bn.simulator.tensor import NkiTensor
@@ -41,27 +41,21 @@ class SimulationResult:
 
 def options_from_environment() -> RunOptions:
     """The vendor's defaults and variables: lenient, float32 operands, target from NEURON_PLATFORM_TARGET_OVERRIDE (else
-    trn3), roundings off when NKI_PRECISE_FP is 0."""
+    trn3), roundings off when NKI_PRECISE_FP is 0. And one of ours: launches are replayed when NKI_BN_REPLAY is 1.
+
+    Raises:
+        ValueError: the target is unknown, or NKI_BN_REPLAY neither 0 nor 1.
+    """
+    replay = os.environ.get("NKI_BN_REPLAY") or "0"
+    if replay not in ("0", "1"):
+        raise ValueError(f"NKI_BN_REPLAY is {replay!r}; accepted: 0, 1")
     return RunOptions(
         target=os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3"),
         strict=False,
         numerics="ideal",
         precise_fp=os.environ.get("NKI_PRECISE_FP", "1") != "0",
+        replay=replay == "1",
     )
-
-
-def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, options: RunOptions) -> SimulationResult:
-    """Simulate ``kernel`` (a function or an ``nki.jit`` kernel) on ``lnc`` cores.
-
-    NumPy arrays and torch tensors among the arguments become HBM tensors; what the kernel writes into them is seen by
-    the caller. Results are of the same kind as the inputs.
-
-    Raises:
-        TypeError: an argument has no NKI dtype or is a list; no arguments were given.
-        ValueError: ``lnc`` is not 1 or 2, or 2 on trn1.
-        NkiValidationError and its subclasses, DeadlockError: faults of the kernel.
-    """
-    return run_replicas([Launch(kernel, args, kwargs)], lnc, options)[0]
 
 
 class Launch(NamedTuple):
@@ -75,7 +69,8 @@ class Launch(NamedTuple):
 def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> list[SimulationResult]:
     """Simulate one launch per replica, each on ``lnc`` cores with memories of its own, which meet in collectives.
 
-    Replica r has rank r. Everything else is as for :func:`run`; the trace of each result is that of the replica.
+    Replica r has rank r. Everything else is as for :func:`nki_bn.simulator.run`; the trace of each result is that of
+    the replica.
 
     Raises:
         TypeError, ValueError: as for :func:`run`; no launches, or several where ``options`` says how many there are.
@@ -87,9 +82,15 @@ def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> l
         raise ValueError(f"launches has {len(launches)} entries; accepted: {accepted}")
     world = World(len(launches), check_lnc(lnc, options), alike=options.replicas)
     members = [
-        _Member(launch, Run(options, lnc, world, rank, getattr(launch.kernel, "schedule", {})))
+        Member(launch, Run(options, lnc, world, rank, getattr(launch.kernel, "schedule", {})))
         for rank, launch in enumerate(launches)
     ]
+    return run_members(members, world)
+
+
+def run_members(members: Sequence[Member], world: World) -> list[SimulationResult]:
+    """Run the replicas of a ``world`` to the end."""
+    lnc = members[0].state.lnc
     try:
         returned = world.lockstep.run([body for member in members for body in member.bodies()])
         return [member.result(returned[rank * lnc]) for rank, member in enumerate(members)]
@@ -98,15 +99,16 @@ def run_replicas(launches: Sequence[Launch], lnc: int, options: RunOptions) -> l
             member.state.release()
 
 
-class _Member:
-    """One replica: its launch on its cores."""
+class Member:
+    """One replica: its launch on its cores. ``returned`` is what the kernel returned on core 0, once it has run."""
 
     def __init__(self, launch: Launch, state: Run) -> None:
-        function = getattr(launch.kernel, "func", launch.kernel)
+        function = function_of(launch.kernel)
         if not launch.args and not launch.kwargs:
             raise TypeError(f"kernel {function.__name__} was called without arguments")
         self.state = state
-        self._arguments = _Arguments(state)
+        self.returned: Any = None
+        self._arguments = Arguments(state)
         self._placed = self._arguments.bind(function, launch.args, launch.kwargs)
         self._body = _with_memory_keywords(function)
 
@@ -123,6 +125,7 @@ class _Member:
 
     def result(self, returned: Any) -> SimulationResult:
         """What is left after the run, of which core 0 ``returned`` this."""
+        self.returned = returned
         finish([core.schedule for core in self.state.cores])
         self._arguments.write_back()
         return SimulationResult(
@@ -132,6 +135,21 @@ class _Member:
             tuple(core.psum.high_water for core in self.state.cores),
             self.state.options,
         )
+
+
+def function_of(kernel: Any) -> Any:
+    """The function of an ``nki.jit`` kernel; anything else as it is."""
+    return getattr(kernel, "func", kernel)
+
+
+def framework_of(value: Any) -> str | None:
+    """Whose array ``value`` is: "numpy", "torch" or "jax"; None if it is none."""
+    if isinstance(value, np.ndarray):
+        return "numpy"
+    root = type(value).__module__.partition(".")[0]
+    if root == "torch" and hasattr(value, "detach"):
+        return "torch"
+    return "jax" if root in ("jax", "jaxlib") and hasattr(value, "dtype") else None
 
 
 def check_lnc(lnc: int, options: RunOptions) -> int:
@@ -146,19 +164,29 @@ def check_lnc(lnc: int, options: RunOptions) -> int:
     return lnc
 
 
-class _Arguments:
-    """The tensors of a launch: where they came from and how to give them back."""
+Adopt = Callable[[Array, str, str, MemoryRegion], NkiTensor]
 
-    def __init__(self, state: Run) -> None:
+
+class Arguments:
+    """The tensors of a launch: where they came from and how to give them back.
+
+    ``adopt`` puts one over the memory of an array, by default as :meth:`Run.adopt` does it. Without ``checks`` results
+    are taken to be complete.
+    """
+
+    def __init__(self, state: Run, adopt: Adopt | None = None, *, checks: bool = True) -> None:
         self._state = state
+        self._adopt = adopt or state.adopt
+        self._checks = checks
         self._copies: list[tuple[Array, NkiTensor]] = []
+        self._given: list[Storage] = []
         self._torch = False
 
     def bind(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> inspect.BoundArguments:
         """The arguments of a call of ``function``, with HBM tensors for arrays."""
-        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound = _signature(function).bind(*args, **kwargs)
         for key, value in bound.arguments.items():
             kind = bound.signature.parameters[key].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -188,20 +216,22 @@ class _Arguments:
             return self._state.stand_in(Shaped(array.shape, dtype), name, region)
         held = array.view(np.uint8) if dtype == "bool_" else array
         in_place = held.flags.c_contiguous and held.flags.writeable and held.dtype.isnative
-        tensor = self._state.adopt(held if in_place else _own_copy(held), dtype, name, region)
+        tensor = self._adopt(held if in_place else _own_copy(held), dtype, name, region)
+        if self._state.recorder is not None:
+            self._state.recorder.arguments.append(tensor.storage)
         if self._state.scale > 1 or not in_place:
             self._copies.append((held, tensor))
         return tensor
 
     def _as_array(self, value: Any) -> Array | None:
-        if isinstance(value, np.ndarray):
-            return value
-        root = type(value).__module__.partition(".")[0]
-        if root == "torch" and hasattr(value, "detach"):
-            self._torch = True
-            return torch_memory(value)
-        if root in ("jax", "jaxlib"):
-            return np.asarray(value)
+        match framework_of(value):
+            case "numpy":
+                return value  # type: ignore[no-any-return]
+            case "torch":
+                self._torch = True
+                return torch_memory(value)
+            case "jax":
+                return np.asarray(value)
         return None
 
     def write_back(self) -> None:
@@ -217,17 +247,28 @@ class _Arguments:
             return tuple(self.collect(item) for item in returned)
         if not isinstance(returned, NkiTensor):
             return returned
-        if returned.buffer is not MemoryRegion.shared_hbm and not returned.storage.is_input:
+        if self._checks:
             self._check_result(returned)
         if self._state.options.dry:
             return Shaped(returned.shape, returned.dtype)
-        self._check_complete(returned)
-        array = returned.array().copy()
+        if self._checks:
+            self._check_complete(returned)
+        return self._values(returned)
+
+    def _values(self, returned: NkiTensor) -> Any:
+        """What a tensor in HBM holds: the memory itself if the kernel made it and returns it whole, once."""
+        array, storage = returned.array(), returned.storage
+        whole = array.flags.c_contiguous and array.nbytes == storage.bank.data.size
+        if storage.is_input or storage in self._given or not whole:
+            array = array.copy()
+        self._given.append(storage)
         if returned.dtype == "bool_":
             array = array.astype(np.bool_)
         return to_torch(array) if self._torch else array
 
     def _check_result(self, returned: NkiTensor) -> None:
+        if returned.buffer is MemoryRegion.shared_hbm or returned.storage.is_input:
+            return
         message = f"{returned!r} is returned but not in shared_hbm"
         if self._state.options.strict or returned.buffer is not MemoryRegion.private_hbm:
             raise NkiValidationError(message)
@@ -235,6 +276,8 @@ class _Arguments:
         warnings.warn(f"{message}: the compiler refuses it", stacklevel=2)
 
     def _check_complete(self, tensor: NkiTensor) -> None:
+        if self._state.recorder is not None:
+            self._state.recorder.check_read(tensor, tensor.shadow())
         if not self._state.options.strict:
             return
         flags = element_flags(tensor, tensor.shadow() & WRITTEN)
@@ -244,6 +287,11 @@ class _Arguments:
                 f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "
                 f"never written (first: {first})"
             )
+
+
+@functools.lru_cache(maxsize=128)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def _own_copy(array: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,10 @@ import numpy as np
 from nki_bn.hardware import Target, load_target
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.errors import NkiValidationError, OutOfMemoryError
-from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Scratchpad, Storage
+from nki_bn.simulator.memory import WRITTEN, Bank, MemoryRegion, Reserved, Scratchpad, Storage
 from nki_bn.simulator.numerics import POINTER_BITS, Array, Float32, round_significant
 from nki_bn.simulator.random_bits import STREAMS, Xorwow
+from nki_bn.simulator.recording import Recorder
 from nki_bn.simulator.scheduling import Edges, NamedEdges
 from nki_bn.simulator.tensor import NkiTensor, require
 from nki_bn.simulator.trace import Trace
@@ -41,6 +43,7 @@ class RunOptions:
         precise_fp: False holds every low-precision tensor as float32, without rounding.
         dry: nothing is computed: the same trace from shapes alone. Run-time indices are taken as 0.
         replicas: in a dry run of one replica, how many there are: the others are taken to do the same.
+        replay: a launch like two earlier ones repeats their instructions; see :mod:`nki_bn.simulator.replay`.
     """
 
     target: str = "trn2"
@@ -50,6 +53,7 @@ class RunOptions:
     precise_fp: bool = True
     dry: bool = False
     replicas: int = 1
+    replay: bool = False
 
     def __post_init__(self) -> None:
         load_target(self.target)
@@ -73,7 +77,11 @@ class Shaped:
 
 @dataclass
 class Run:
-    """One launch of a kernel on ``lnc`` cores: that of replica ``rank`` of a ``world``."""
+    """One launch of a kernel on ``lnc`` cores: that of replica ``rank`` of a ``world``.
+
+    ``recorder`` notes what is needed to repeat it, in memory that is ``reserved`` per core and region. ``parcels`` are
+    what cores send to each other.
+    """
 
     options: RunOptions
     lnc: int
@@ -84,6 +92,9 @@ class Run:
     shared: list[tuple[Storage, NkiTensor]] = field(default_factory=list)
     posts: dict[Any, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
     hbm_accesses: dict[Bank, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    recorder: Recorder | None = None
+    reserved: Mapping[tuple[int, MemoryRegion], Reserved] = field(default_factory=dict)
+    parcels: dict[Any, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.target: Target = load_target(self.options.target)
@@ -131,12 +142,8 @@ class Core:
         target = run.target
         self.run = run
         self.index = index
-        self.sbuf = Scratchpad(
-            MemoryRegion.sbuf, target.partitions, target.sbuf_partition_bytes, target.sbuf_partition_bytes, run.scale
-        )
-        self.psum = Scratchpad(
-            MemoryRegion.psum, target.partitions, target.psum_partition_bytes, target.psum_bank_bytes, run.scale
-        )
+        self.sbuf = self._scratchpad(MemoryRegion.sbuf, target.sbuf_partition_bytes, target.sbuf_partition_bytes)
+        self.psum = self._scratchpad(MemoryRegion.psum, target.psum_partition_bytes, target.psum_bank_bytes)
         # One float32 per lane for each bank of accumulators (nki.isa: Scalar and Vector have one each).
         self.accumulators = {
             "scalar": np.zeros(target.partitions, np.float32),
@@ -151,6 +158,17 @@ class Core:
         self.loops: list[int] = []  # the device loops that the kernel is in, numbered as they were entered
         self.loop_count = 0
         self.ordered: list[int] | None = None  # indices of the records of an open no_reorder block
+
+    def _scratchpad(self, region: MemoryRegion, row_bytes: int, bank_bytes: int) -> Scratchpad:
+        run = self.run
+        reserved = run.reserved.get((self.index, region))
+        return Scratchpad(region, run.target.partitions, row_bytes, bank_bytes, run.scale, reserved)
+
+    def forget(self) -> None:
+        """Bring the registers of the engines into the state of a new core."""
+        self.generators.clear()
+        for registers in self.accumulators.values():
+            registers[...] = 0
 
     @property
     def seat(self) -> int:
@@ -204,14 +222,23 @@ class Core:
             storage.place = self._put_late
         else:
             storage.bank = pad.bank
-            storage.base = partition * pad.pitch + pad.place(storage, storage.row_bytes, byte)
+            storage.base = partition * pad.pitch + self._find_place(pad, storage, byte)
             self._fill(tensor, new=False)
         return tensor
+
+    def _find_place(self, pad: Scratchpad, storage: Storage, byte: int | None) -> int:
+        try:
+            return pad.place(storage, storage.row_bytes, byte)
+        except NkiValidationError:
+            # The kernel may go on, or be stopped here.
+            if self.run.recorder is not None:
+                self.run.recorder.refuse(f"{storage.label} finds no place")
+            raise
 
     def _put_late(self, storage: Storage) -> None:
         pad = self.sbuf if storage.region is MemoryRegion.sbuf else self.psum
         try:
-            storage.base, storage.bank = pad.place(storage, storage.row_bytes, None), pad.bank
+            storage.base, storage.bank = self._find_place(pad, storage, None), pad.bank
         except OutOfMemoryError as error:
             # Compilers move tiles in and out, and the vendor's simulator has no limit: the tile gets bytes of its own.
             warnings.warn(f"{error}; a compiler would have to spill", stacklevel=2)
@@ -237,6 +264,8 @@ class Core:
     def _fresh(self, storage: Storage) -> NkiTensor:
         nbytes = 0 if self.options.dry else storage.size * dtypes.size_of(storage.dtype)
         storage.bank = Bank(np.zeros(nbytes * self.run.scale, np.uint8), self.run.scale)
+        if self.run.recorder is not None:
+            self.run.recorder.made.append(storage)
         tensor = NkiTensor(storage.shape, storage.dtype, storage)
         self._fill(tensor)
         return tensor

@@ -11,7 +11,7 @@ import itertools
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -78,6 +78,16 @@ def _bank(size: int, scale: int) -> Bank:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """Memory of a scratchpad that stays, and what an earlier run had in it: ``placed`` tiles (size, start) in order,
+    and at most ``high_water`` bytes of a partition in use."""
+
+    bank: Bank
+    placed: Sequence[tuple[int, int]]
+    high_water: int
+
+
+@dataclass(frozen=True)
 class _Placed:
     """A live tile of a scratchpad: bytes [start, end) of every partition."""
 
@@ -88,21 +98,35 @@ class _Placed:
 
 
 class Scratchpad:
-    """SBUF or PSUM of one core: ``partitions`` rows of ``row_bytes`` logical bytes, and the tiles that live there."""
+    """SBUF or PSUM of one core: ``partitions`` rows of ``row_bytes`` logical bytes, and the tiles that live there.
 
-    def __init__(self, region: MemoryRegion, partitions: int, row_bytes: int, bank_bytes: int, scale: int) -> None:
+    ``placed`` lists all tiles (size, start) in order. In ``reserved`` memory they are placed as they were, whatever
+    lives.
+    """
+
+    def __init__(
+        self,
+        region: MemoryRegion,
+        partitions: int,
+        row_bytes: int,
+        bank_bytes: int,
+        scale: int,
+        reserved: Reserved | None = None,
+    ) -> None:
         self.region = region
         self.partitions = partitions
         self.row_bytes = row_bytes
         self.bank_bytes = bank_bytes
         self.pitch = row_bytes + _PADDING
-        self.bank = _bank(partitions * self.pitch, scale)
+        self._reserved = reserved
+        self.bank = _bank(partitions * self.pitch, scale) if reserved is None else reserved.bank
+        self.placed: list[tuple[int, int]] = []
         self._used = row_bytes, 0
         self._live: dict[int, _Placed] = {}
         self._keys = itertools.count()
         self._automatic_bytes = 0
         self._chosen_end = 0
-        self.high_water = 0
+        self.high_water = 0 if reserved is None else reserved.high_water
 
     @property
     def live_bytes(self) -> int:
@@ -111,15 +135,12 @@ class Scratchpad:
 
     def place(self, storage: Storage, size: int, address: int | None) -> int:
         """Reserve ``size`` bytes per partition for ``storage``, until it is garbage; returns the byte offset."""
-        start = self._find(size, storage.label) if address is None else self._check(size, address, storage.label)
-        key = next(self._keys)
-        self._live[key] = _Placed(start, start + size, storage.label, address is None)
-        weakref.finalize(storage, self._release, key).atexit = False
-        if address is None:
-            self._automatic_bytes += size
+        if self._reserved is not None:
+            start = self._as_before(self._reserved.placed, size, storage.label)
         else:
-            self._chosen_end = max(self._chosen_end, start + size)
-        self.high_water = max(self.high_water, self.live_bytes)
+            start = self._find(size, storage.label) if address is None else self._check(size, address, storage.label)
+            self._keep(storage, start, size, address is None)
+        self.placed.append((size, start))
         self._used = min(self._used[0], start), max(self._used[1], start + size)
         if address is None:
             # New memory. A tile at a chosen address may share bytes with a live one on purpose: what was written stays.
@@ -127,8 +148,33 @@ class Scratchpad:
             rows[storage.partition : storage.partition + storage.shape[0], start : start + size] = 0
         return start
 
+    def _keep(self, storage: Storage, start: int, size: int, automatic: bool) -> None:
+        """The tile lives until its storage is garbage."""
+        key = next(self._keys)
+        self._live[key] = _Placed(start, start + size, storage.label, automatic)
+        weakref.finalize(storage, self._release, key).atexit = False
+        if automatic:
+            self._automatic_bytes += size
+        else:
+            self._chosen_end = max(self._chosen_end, start + size)
+        self.high_water = max(self.high_water, self.live_bytes)
+
+    def _as_before(self, placed: Sequence[tuple[int, int]], size: int, label: str) -> int:
+        at = len(self.placed)
+        if at >= len(placed) or placed[at][0] != size:
+            before = f"{placed[at][0]} bytes per partition" if at < len(placed) else "none"
+            raise NkiValidationError(
+                f"{label} needs {size} bytes per partition of {self.region.value}, in the last launch with such "
+                f"arguments tile {at} needed {before}: a kernel that is replayed depends on its arguments alone"
+            )
+        return placed[at][1]
+
     def release(self) -> None:
         """Let go of the bytes, for the next scratchpad of this size: large arrays take longer to make than to clear."""
+        if self._reserved is not None:
+            start, end = self._used
+            self.bank.shadow.reshape(self.partitions, self.pitch)[:, start:end] = 0
+            return
         if len(_SPARE[self.bank.data.size, self.bank.scale]) < _MOST_SPARE:
             start, end = self._used
             self.bank.shadow.reshape(self.partitions, self.pitch)[:, start:end] = 0
@@ -218,7 +264,8 @@ class Storage:
     @property
     def bank(self) -> Bank:
         """Where the bytes are; a tile that waits for its place gets one now."""
-        self._settle()
+        if self.place is not None:
+            self._settle()
         assert self._bank is not None
         return self._bank
 

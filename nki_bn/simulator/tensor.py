@@ -13,7 +13,7 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.dynamic import Dynamic, check_view, free_offsets, row_indices, scalar_index
 from nki_bn.simulator.errors import NkiValidationError
-from nki_bn.simulator.memory import MemoryRegion, Storage
+from nki_bn.simulator.memory import Bank, MemoryRegion, Storage
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array
 from nki_bn.simulator.shapes import flat, infer, integer, put, require, row_major
@@ -45,6 +45,8 @@ class NkiTensor(NKIObject):
         self.offset = offset
         self.dynamic = dynamic
         self.outside = ""
+        self._layout: tuple[Any, ...] | None = None
+        self._seen: tuple[Array, Array] | None = None
         require(len(self.shape) <= MAX_DIMS, f"a view has at most {MAX_DIMS} dimensions, got shape {self.shape}")
 
     def __repr__(self) -> str:
@@ -126,10 +128,20 @@ class NkiTensor(NKIObject):
     def array(self) -> Array:
         """The elements, as a writable NumPy view of the memory."""
         bank = self._storage.bank
-        strides = tuple(stride * bank.scale for stride in self.byte_strides())
-        return np.ndarray(
-            self.shape, self._storage.element_type(self.dtype), bank.data, self.byte_offset() * bank.scale, strides
-        )
+        if not self._storage.region.on_chip:
+            return self._look(bank)
+        # One instruction after another looks at a tile. (What is in HBM may be the caller's, and is not kept.)
+        if self._seen is None or self._seen[0] is not bank.data:
+            self._seen = bank.data, self._look(bank)
+        return self._seen[1]
+
+    def _look(self, bank: Bank) -> Array:
+        if self._layout is None:
+            strides = tuple(stride * bank.scale for stride in self.byte_strides())
+            element = self._storage.element_type(self.dtype)
+            self._layout = self.shape, element, self.byte_offset() * bank.scale, strides
+        shape, element, offset, strides = self._layout
+        return np.ndarray(shape, element, bank.data, offset, strides)
 
     def shadow(self) -> Array:
         """The shadow bytes of the elements, as a writable view."""

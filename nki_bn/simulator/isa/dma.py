@@ -13,8 +13,9 @@ from nki_bn.simulator.dynamic import VectorOffset
 from nki_bn.simulator.errors import IndexRangeError
 from nki_bn.simulator.isa import checks, enums
 from nki_bn.simulator.isa.dma_rows import Rows, check_descriptors, check_skip, check_vector, has_vector
-from nki_bn.simulator.issue import NkiInstruction, Result, index_tiles, issue, settle
+from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
 from nki_bn.simulator.memory import MemoryRegion
+from nki_bn.simulator.storing import Result
 from nki_bn.simulator.tensor import NkiTensor, require
 
 DMA_REGIONS = (MemoryRegion.sbuf, MemoryRegion.private_hbm, MemoryRegion.shared_hbm)

@@ -11,8 +11,8 @@ import numpy as np
 from nki_bn.simulator.dynamic import ScalarOffset, VectorOffset
 from nki_bn.simulator.gathered import Gathered
 from nki_bn.simulator.isa import checks, enums
-from nki_bn.simulator.issue import Masked, Result
 from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.storing import Masked, Result
 from nki_bn.simulator.tensor import NkiTensor, require
 
 

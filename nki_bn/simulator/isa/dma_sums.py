@@ -11,8 +11,9 @@ import numpy as np
 from nki_bn.simulator.isa import alu, checks, enums
 from nki_bn.simulator.isa.dma import DMA_REGIONS
 from nki_bn.simulator.isa.dma_rows import Rows, check_skip, check_vector, has_vector, indices_of, static
-from nki_bn.simulator.issue import NkiInstruction, Result, index_tiles, issue, settle
+from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
 from nki_bn.simulator.numerics import to_float32
+from nki_bn.simulator.storing import Result
 from nki_bn.simulator.tensor import NkiTensor, require
 
 _OP = "dma_compute"

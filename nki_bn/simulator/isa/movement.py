@@ -12,10 +12,11 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks, enums
 from nki_bn.simulator.isa.operands import Operands
 from nki_bn.simulator.isa.tensor_engine import transpose_product
-from nki_bn.simulator.issue import Masked, NkiInstruction, issue, raw
+from nki_bn.simulator.issue import NkiInstruction, issue, raw
 from nki_bn.simulator.machine import check_start
 from nki_bn.simulator.memory import MemoryRegion
 from nki_bn.simulator.numerics import Array
+from nki_bn.simulator.storing import Masked
 from nki_bn.simulator.tensor import NkiTensor, integer, require
 
 _QUADRANT = 32

@@ -10,7 +10,7 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.isa import checks
 from nki_bn.simulator.isa.dma import DMA_REGIONS
-from nki_bn.simulator.issue import NkiInstruction, index_tiles, issue, settle
+from nki_bn.simulator.issue import NkiInstruction, decided_by_value, index_tiles, issue, settle
 from nki_bn.simulator.machine import current_core
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.tensor import NkiTensor, require
@@ -86,6 +86,7 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     source = _one_element("register_load", "src", src)
 
     require(not dtypes.is_packed(source.dtype), f"register_load src is {source.dtype}; accepted: unpacked dtypes")
+    decided_by_value(f"the register that holds {source!r}")
     if current_core().options.dry:
         dst.state = 0
 

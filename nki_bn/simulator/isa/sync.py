@@ -30,13 +30,12 @@ class _Post:
     shape: tuple[int, ...]
     dtype: str
     shared: Bank | None = None
-    data: Any = None
     send_to: int | None = None
 
 
-def _post(tensor: NkiTensor, data: Any = None, send_to: int | None = None) -> _Post:
+def _post(tensor: NkiTensor, send_to: int | None = None) -> _Post:
     shared = tensor.storage.bank if tensor.buffer is MemoryRegion.shared_hbm else None
-    return _Post(caller(), repr(tensor), tensor.shape, tensor.dtype, shared, data, send_to)
+    return _Post(caller(), repr(tensor), tensor.shape, tensor.dtype, shared, send_to)
 
 
 def sendrecv(
@@ -71,11 +70,23 @@ def sendrecv(
     _check_gpsimd(src, dma_engine)
     key = (op, pipe_id, core.posted[op, pipe_id])
     core.posted[op, pipe_id] += 1
+    sent = core.run.parcels
+
+    def offer() -> list[Array]:
+        sent[core.index, *key] = src.array().copy()
+        return []
 
     def compute() -> list[Array]:
         # Checked by now: only what was written is offered.
-        posts = _meet(core, key, _post(src, src.array().copy(), send_to_rank), f"{op} with pipe_id {pipe_id}")
-        return [_received(core, posts[recv_from_rank], dst, recv_from_rank)]
+        offer()
+        if core.run.recorder is not None:
+            core.run.recorder.note(core, offer)
+        posts = _meet(core, key, _post(src, send_to_rank), f"{op} with pipe_id {pipe_id}")
+        _check_sender(core, posts[recv_from_rank], dst, recv_from_rank)
+        return receive()
+
+    def receive() -> list[Array]:
+        return [sent.pop((recv_from_rank, *key))]
 
     return issue(
         op,
@@ -85,6 +96,7 @@ def sendrecv(
         compute,
         name=name,
         rendezvous=lambda: _meet(core, key, _post(src), f"{op} with pipe_id {pipe_id}"),
+        again=receive,
         pipe=pipe_id,
         sequence=key[2],
         send_to=send_to_rank,
@@ -133,6 +145,7 @@ def core_barrier(
         compute,
         name=name,
         rendezvous=lambda: _meet(core, key, _post(data), f"{op} on {data!r}"),
+        again=list,
         sequence=key[1],
         memory=data.storage.bank.serial if shared else None,
         tensor=data.name,
@@ -188,7 +201,8 @@ def _meet(core: Core, key: tuple[Any, ...], post: _Post, what: str) -> dict[int,
     return posts
 
 
-def _received(core: Core, sent: _Post, dst: NkiTensor, rank: int) -> Array:
+def _check_sender(core: Core, sent: _Post, dst: NkiTensor, rank: int) -> None:
+    """What core ``rank`` sends is for this one, and fits ``dst``."""
     require(
         sent.send_to == core.index,
         f"sendrecv on core {core.index} receives from core {rank}, which sends to core {sent.send_to} at {sent.source}",
@@ -200,7 +214,6 @@ def _received(core: Core, sent: _Post, dst: NkiTensor, rank: int) -> Array:
             f"sendrecv dst on core {core.index} has {label} {mine}, but core {rank} sends {label} "
             f"{theirs} at {sent.source}",
         )
-    return sent.data  # type: ignore[no-any-return]
 
 
 def _order(core: Core, data: NkiTensor, other: _Post) -> None:

@@ -76,11 +76,12 @@ def nc_matmul(
     sizes = _sizes(stationary, moving, _tile_rows(tile_position, tile_size), 2 if double else 1)
     _check_sizes(dst, sizes)
     require(not (moves_bits and accumulate), f"{_OP} accumulate must be None or False with is_transpose")
+    adding = False if moves_bits else _adding(dst, accumulate)
 
     def compute() -> list[Array]:
         if moves_bits:
             return [_moved(stationary, moving)]
-        return [_accumulated(dst, _product(stationary, moving, double), accumulate)]
+        return [_accumulated(dst, _product(stationary, moving, double), adding)]
 
     reads = [stationary, moving, *operands.indices, *([dst] if accumulate else [])]
     return issue(
@@ -222,14 +223,20 @@ def _product(stationary: NkiTensor, moving: NkiTensor, double: bool) -> Float32:
     return left.T @ right
 
 
-def _accumulated(dst: NkiTensor, product: Float32, accumulate: bool | None) -> Float32:
-    if accumulate is False:
+def _adding(dst: NkiTensor, accumulate: bool | None) -> bool | Array:
+    """Where a product adds to what is in ``dst``: everywhere, nowhere, or in some of its elements."""
+    options = current_core().options
+    if accumulate and not options.dry and not options.strict and not (dst.shadow() & WRITTEN).all():
+        warnings.warn(f"{_OP} accumulates onto {dst!r}, which nothing has written", stacklevel=3)
+    if accumulate is not None or options.dry:
+        return bool(accumulate)
+    begun = dst.begun().reshape(dst.shape[0], -1)
+    return bool(begun.all()) if begun.all() or not begun.any() else begun.copy()
+
+
+def _accumulated(dst: NkiTensor, product: Float32, adding: bool | Array) -> Float32:
+    if adding is False:
         return product
-    if accumulate:
-        if not (dst.shadow() & WRITTEN).all():
-            warnings.warn(f"{_OP} accumulates onto {dst!r}, which nothing has written", stacklevel=2)
+    if adding is True:
         return product + float32(dst)
-    adding = dst.begun().reshape(product.shape)
-    if not adding.any():
-        return product
     return np.where(adding, product + float32(dst), product)

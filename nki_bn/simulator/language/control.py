@@ -91,4 +91,6 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     if tensor.buffer.value == "psum":
         raise NkiValidationError("device_print tensor is in psum; accepted: sbuf, hbm")
     core = current_core()
+    if core.run.recorder is not None:
+        core.run.recorder.refuse("device_print shows values")
     print(f"{print_prefix} [core {core.index}] shape {tensor.shape} {tensor.dtype}:\n{settle(tensor).array()}")
