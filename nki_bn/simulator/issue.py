@@ -12,7 +12,7 @@ from nki_bn.simulator import dtypes
 from nki_bn.simulator.dynamic import FreeOffsets, ScalarOffset, VectorOffset
 from nki_bn.simulator.errors import IndexRangeError, NkiValidationError, RaceError, UninitializedReadError
 from nki_bn.simulator.gathered import Gathered, gather_columns, gather_rows
-from nki_bn.simulator.machine import Core, check_start, current_core, element_flags
+from nki_bn.simulator.machine import Core, check_start, current_core, element_flags, may_start
 from nki_bn.simulator.memory import READ_BY, TOUCHED_BY, WRITTEN, WRITTEN_BY, Bank, MemoryRegion
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array, Float32, cast, to_float32
@@ -81,9 +81,8 @@ def issue(
         record.after.extend(core.ordered[-1:])
         core.ordered.append(record.index)
     core.run.trace.records.append(record)
-    for tensor in (*writes, *reads):
-        if core.options.strict and tensor.buffer.on_chip and engine != "dma":
-            check_start(tensor.address[0], tensor.shape[0], f"{opcode} operand {tensor!r}")
+    if core.options.strict and engine != "dma":
+        _check_starts(opcode, (*writes, *reads))
     if core.options.dry:
         if rendezvous is not None:
             rendezvous()
@@ -97,6 +96,12 @@ def issue(
     if core.run.recorder is not None:
         core.run.recorder.note(core, again or compute, writes)
     return NkiInstruction(record)
+
+
+def _check_starts(opcode: str, tensors: Sequence[NkiTensor]) -> None:
+    for tensor in tensors:
+        if tensor.buffer.on_chip and not may_start(tensor.address[0], tensor.shape[0]):
+            check_start(tensor.address[0], tensor.shape[0], f"{opcode} operand {tensor!r}")
 
 
 def _check_indices(opcode: str, engine: str, writes: Sequence[NkiTensor], reads: Sequence[NkiTensor]) -> None:

@@ -297,10 +297,18 @@ def element_flags(tensor: NkiTensor, flags: Array) -> Array:
 
 def check_start(partition: int, partitions: int, what: str) -> None:
     """The rule for the first partition of a tile: it depends on how many partitions there are."""
-    legal = (0,) if partitions > 64 else (0, 64) if partitions > 32 else (0, 32, 64, 96)
-    if partition not in legal:
-        starts = ", ".join(map(str, legal))
+    if not may_start(partition, partitions):
+        starts = ", ".join(map(str, _starts(partitions)))
         raise NkiValidationError(f"{what}: {partitions} partitions may start at {starts}, got {partition}")
+
+
+def may_start(partition: int, partitions: int) -> bool:
+    """Whether a tile of so many ``partitions`` may start at ``partition``."""
+    return partition in _starts(partitions)
+
+
+def _starts(partitions: int) -> tuple[int, ...]:
+    return (0,) if partitions > 64 else (0, 64) if partitions > 32 else (0, 32, 64, 96)
 
 
 _current: ContextVar[Core | None] = ContextVar("core", default=None)

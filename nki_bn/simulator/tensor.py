@@ -13,6 +13,7 @@ import numpy as np
 from nki_bn.simulator import dtypes
 from nki_bn.simulator.dynamic import Dynamic, check_view, free_offsets, row_indices, scalar_index
 from nki_bn.simulator.errors import NkiValidationError
+from nki_bn.simulator.indexing import indexed
 from nki_bn.simulator.memory import Bank, MemoryRegion, Storage
 from nki_bn.simulator.nki_object import NKIObject
 from nki_bn.simulator.numerics import Array
@@ -45,6 +46,8 @@ class NkiTensor(NKIObject):
         self.offset = offset
         self.dynamic = dynamic
         self.outside = ""
+        # Found when they are needed: where the view lies, and how NumPy looks at it.
+        self._bytes: tuple[int, tuple[int, ...]] | None = None
         self._layout: tuple[Any, ...] | None = None
         self._seen: tuple[Array, Array] | None = None
         require(len(self.shape) <= MAX_DIMS, f"a view has at most {MAX_DIMS} dimensions, got shape {self.shape}")
@@ -96,7 +99,8 @@ class NkiTensor(NKIObject):
     @property
     def address(self) -> tuple[int, int]:
         """(partition, byte in the partition) of the first element of an on-chip tensor."""
-        require(self.buffer.on_chip, f"{self!r} is not on chip: only tiles have an address")
+        if not self.buffer.on_chip:
+            raise NkiValidationError(f"{self!r} is not on chip: only tiles have an address")
         partition, byte = divmod(self.byte_offset(), self._storage.pitch)
         return partition, byte
 
@@ -118,12 +122,18 @@ class NkiTensor(NKIObject):
 
     def byte_offset(self) -> int:
         """Logical byte address of the first element (a run-time index not included)."""
-        require(not self.outside, self.outside)
-        return self._storage.locate(self.offset, dtypes.size_of(self.dtype))
+        return self._located()[0]
 
     def byte_strides(self) -> tuple[int, ...]:
         """Logical byte stride of every dimension."""
-        return self._storage.byte_strides(self.strides, dtypes.size_of(self.dtype))
+        return self._located()[1]
+
+    def _located(self) -> tuple[int, tuple[int, ...]]:
+        if self._bytes is None:
+            require(not self.outside, self.outside)
+            storage, itemsize = self._storage, dtypes.size_of(self.dtype)
+            self._bytes = storage.locate(self.offset, itemsize), storage.byte_strides(self.strides, itemsize)
+        return self._bytes
 
     def array(self) -> Array:
         """The elements, as a writable NumPy view of the memory."""
@@ -197,52 +207,7 @@ class NkiTensor(NKIObject):
         return dim
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        keys = self._expand(key if isinstance(key, tuple) else (key,))
-        shape: list[int] = []
-        strides: list[int] = []
-        offset = self.offset
-        dropped = self.strides[-1], 1
-        for dim, item in enumerate(keys):
-            size, stride = self.shape[dim], self.strides[dim]
-            if isinstance(item, slice):
-                start, count, step = self._bounds(dim, item)
-                offset += start * stride
-                shape.append(count)
-                strides.append(stride * step)
-                continue
-            require(-size <= item < size, f"index {item} is out of range for dimension {dim} of shape {self.shape}")
-            offset += item % size * stride
-            if dim == 0 and self.buffer.on_chip:
-                shape.append(1)
-                strides.append(stride)
-            dropped = stride, 1
-        # On chip two dimensions stay, in HBM one.
-        if len(shape) < (2 if self.buffer.on_chip else 1):
-            shape.append(dropped[1])
-            strides.append(dropped[0])
-        return self._view(shape, strides, offset)
-
-    def _expand(self, keys: tuple[Any, ...]) -> list[Any]:
-        for item in keys:
-            if isinstance(item, bool) or not (item is Ellipsis or isinstance(item, (int, np.integer, slice))):
-                raise TypeError(f"{item!r} cannot index a tensor; accepted: integers, slices, nl.ds and Ellipsis")
-        require(sum(item is Ellipsis for item in keys) <= 1, "at most one Ellipsis indexes a tensor")
-        given = [item for item in keys if item is not Ellipsis]
-        require(len(given) <= self.ndim, f"{len(given)} indices for shape {self.shape}")
-        at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
-        return [*keys[:at], *[slice(None)] * (self.ndim - len(given)), *keys[at + 1 :]]
-
-    def _bounds(self, dim: int, item: slice) -> tuple[int, int, int]:
-        size = self.shape[dim]
-        step = 1 if item.step is None else integer(item.step, "the step of a slice")
-        start = 0 if item.start is None else integer(item.start, "the start of a slice")
-        stop = size if item.stop is None else integer(item.stop, "the stop of a slice")
-        start, stop = start + size * (start < 0), stop + size * (stop < 0)
-        where = f"slice [{item.start}:{item.stop}:{item.step}] of dimension {dim} of shape {self.shape}"
-        require(step >= 1, f"{where}: the step must be at least 1")
-        require(0 <= start < stop <= size, f"{where} is empty or out of range")
-        require(step == 1 or dim > 0 or not self.buffer.on_chip, f"{where}: partitions cannot be strided")
-        return start, -(-(stop - start) // step), step
+        return self._view(*indexed(key, self.shape, self.strides, self.offset, on_chip=self.buffer.on_chip))
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         """``t[..., start:end:step, ...]`` at ``dim``; 0 <= start < end <= size, step >= 1."""

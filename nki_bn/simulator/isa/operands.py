@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nki_bn.simulator.dynamic import FreeOffsets
+from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.isa import checks
 from nki_bn.simulator.issue import GROUP, TENSOR_GROUP, index_tiles, settle
 from nki_bn.simulator.memory import MemoryRegion
@@ -78,9 +79,8 @@ class Operands:
         return self._settled(tensor, TENSOR_GROUP)
 
     def _fixed(self, argument: str, tensor: NkiTensor) -> NkiTensor:
-        require(
-            not isinstance(tensor.dynamic, FreeOffsets), f"{self.instruction} {argument} cannot be indirect: {tensor!r}"
-        )
+        if isinstance(tensor.dynamic, FreeOffsets):
+            raise NkiValidationError(f"{self.instruction} {argument} cannot be indirect: {tensor!r}")
         return self._settled(tensor)
 
     def _settled(self, tensor: NkiTensor, group: int = GROUP) -> NkiTensor:
