@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from launching import launch, nisa, nl
 
-from fuzz.interpretation import Operand, Refused, Step, interpret
+from fuzz.interpretation import Refused, Step, interpret
+from fuzz.kernels import BUFFERS, fill, issue_step
 from fuzz.memory import MAY_NEED_A_COPY, Memory, Tile, view_of
 from fuzz.programs import Program, contents, programs
+from fuzz.repetition import check_repeated
 from fuzz.surface import Surface
 from nki_bn.simulator import NkiValidationError
 from nki_bn.simulator.memory import WRITTEN
-
-_BUFFERS = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm}
 
 
 def check_program(program: Program) -> None:
@@ -73,13 +73,13 @@ def _simulated(program: Program, inputs: list[Any]) -> tuple[list[Any], dict[int
 
     def kernel(unused: Any, *arrays: Any) -> Any:
         given = iter(arrays)
-        tiles = [nl.ndarray(tile.shape, tile.dtype, buffer=_BUFFERS[tile.place]) for tile in program.tiles]
+        tiles = [nl.ndarray(tile.shape, tile.dtype, buffer=BUFFERS[tile.place]) for tile in program.tiles]
         for tile, tensor in zip(program.tiles, tiles, strict=True):
             if tile.seed is not None:
-                _fill(tensor, next(given), tile)
+                fill(tensor, next(given), tile)
         for number, step in enumerate(program.steps):
             try:
-                _issue(step, tiles)
+                issue_step(step, tiles)
             except NkiValidationError as error:
                 refusals[number] = error
         results.extend(_bytes(tensor) for tensor in tiles)
@@ -95,35 +95,17 @@ def _simulated(program: Program, inputs: list[Any]) -> tuple[list[Any], dict[int
     return results, refusals
 
 
-def _fill(tensor: Any, source: Any, tile: Tile) -> None:
-    if tile.place != "psum":
-        nisa.dma_copy(tensor, source)
-        return
-    staged = nl.ndarray(tile.shape, tile.dtype)
-    nisa.dma_copy(staged, source)
-    nisa.tensor_copy(tensor, staged)
-
-
 def _bytes(tensor: Any) -> tuple[Any, Any]:
     """Of a tile: its bytes, and whether each was written."""
     data = np.frombuffer(tensor.array().tobytes(), np.uint8)
     return data, (tensor.shadow() & WRITTEN).astype(np.bool_).reshape(-1)
 
 
-def _issue(step: Step, tiles: list[Any]) -> None:
-    arguments = {
-        name: getattr(nl, value) if isinstance(value, str) and name[:2] in ("op", "cm") else value
-        for name, value in step.arguments.items()
-    }
-    tensors = {name: _view(tiles, operand) for name, operand in step.operands.items()}
-    getattr(nisa, step.name)(**tensors, **arguments)
+def check_example(program: Program) -> None:
+    """Both what a launch computes, and that it can be repeated."""
+    check_program(program)
+    if any(tile.seed is not None for tile in program.tiles):
+        check_repeated(program)
 
 
-def _view(tiles: list[Any], operand: Operand) -> Any:
-    view = tiles[operand.tile]
-    for name, arguments in operand.path:
-        view = getattr(view, name)(*arguments)
-    return view
-
-
-SURFACE = Surface(programs(), check_program)
+SURFACE = Surface(programs(), check_example)
