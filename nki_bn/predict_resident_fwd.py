@@ -34,6 +34,9 @@ from nki_bn.predict_resident_state import chunk_transfer
 # what further groups add.
 GROUPS = 6
 CHUNKS = 40
+# Chunks of a group above which a part of them is run and prolonged, as with ``reread``. Every chunk takes four
+# instructions or more, so that such a plan is above the ceiling and is judged by their number alone.
+LONG_GROUP = 5000
 
 
 def predict_resident_forward(plan: ResidentForwardPlan, timing: Timing) -> Prediction:
@@ -48,7 +51,8 @@ def predict_resident_forward(plan: ResidentForwardPlan, timing: Timing) -> Predi
 def _predicted(plan: ResidentForwardPlan, extent: Extent, timing: Timing) -> Prediction:
     """The prediction for a core that owns ``extent``."""
     bands = plan.batch_bands, plan.space_bands
-    parts = fewer_chunks(extent, bands, bands, plan.chunk) if plan.reread else None
+    in_part = plan.reread or _chunks_of_group(plan, extent) > LONG_GROUP
+    parts = fewer_chunks(extent, bands, bands, plan.chunk) if in_part else None
     if parts is None:
         return _over_groups(plan, extent, timing)
     short, long = (_over_groups(plan, part, timing) for part in parts.extents)
@@ -60,8 +64,7 @@ def _over_groups(plan: ResidentForwardPlan, extent: Extent, timing: Timing) -> P
     channels = plan.group_channels
     groups = ceil_div(extent.channels, channels)
     paces = Paces(timing, plan.cores - 1)
-    shape = extent.batches, plan.shape[1], extent.length
-    chunks = forward_size(shape, 1, replace(forward_layout(plan), split="none")).chunks
+    chunks = _chunks_of_group(plan, extent)
     few = max(GROUPS, ceil_div(CHUNKS + plan.slots, chunks))
     # An even number, since engines take turns with chunks.
     few += few % 2
@@ -71,6 +74,13 @@ def _over_groups(plan: ResidentForwardPlan, extent: Extent, timing: Timing) -> P
     short = _Run(plan, shortened(extent, few, channels), extent, paces).run()
     long = _Run(plan, shortened(extent, few + more, channels), extent, paces).run()
     return long.prolonged(short, long, (groups - few - more) / more)
+
+
+def _chunks_of_group(plan: ResidentForwardPlan, extent: Extent) -> int:
+    """The chunks of a whole group of a core that owns ``extent``."""
+    shape = extent.batches, plan.shape[1], extent.length
+    chunks: int = forward_size(shape, 1, replace(forward_layout(plan), split="none")).chunks
+    return chunks
 
 
 class _Run:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nki_bn
-from nki_bn import fitting, planner, predict, transposed_planner
+from nki_bn import fitting, planner, predict, predict_resident_fwd, transposed_planner
 from nki_bn.explanation import explain
 from nki_bn.hardware import load_target
 from nki_bn.kernels.plan import BackwardPlan, total_bytes
@@ -25,6 +25,8 @@ from nki_bn.transposed_planner import SHORT_ROW
 LAYERS = ((32, 64, 56, 56), (32, 1024, 14, 14), (32, 2048, 7, 7), (256, 4096), (2, 32, 64, 128, 128), (1, 3, 5))
 # Operations of all candidates of a problem together: a Python operation is about 2 microseconds.
 MOST_OPERATIONS = 30_000
+# Where statistics are given, groups below ``LONG_GROUP`` chunks are run to their end.
+MOST_WITH_STATISTICS = 100_000
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +51,9 @@ def test_the_fastest_candidate_is_chosen(shape: tuple[int, ...]) -> None:
     assert len({repr(candidate.plan) for candidate in found}) == len(found)
 
 
-@pytest.mark.parametrize("shape", [*LAYERS, (1, 1000003), (64, 64, 1024, 1024), (4096, 1024, 7, 7), (1, 1, 2**33)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_planning_is_bounded(shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the problem, only so many plans are predicted, in only so many operations."""
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Counts the operations of all predictions."""
     steps = itertools.count()
     finish = Pipeline._finish
 
@@ -61,10 +62,33 @@ def test_planning_is_bounded(shape: tuple[int, ...], dtype: str, monkeypatch: py
         return finish(pipeline, done)
 
     monkeypatch.setattr(Pipeline, "_finish", counted)
+    return steps
+
+
+@pytest.mark.parametrize("shape", [*LAYERS, (1, 1000003), (64, 64, 1024, 1024), (4096, 1024, 7, 7), (1, 1, 2**33)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_planning_is_bounded(shape: tuple[int, ...], dtype: str, operations: Any) -> None:
+    """However large the problem, only so many plans are predicted, in only so many operations."""
     found = candidates(BackwardProblem(shape, dtype, lnc=1))
     transposed = [candidate for candidate in found if candidate.plan.strategy == "transposed"]
     assert len(transposed) <= transposed_planner.PREDICTED
-    assert next(steps) <= MOST_OPERATIONS
+    assert next(operations) <= MOST_OPERATIONS
+
+
+@pytest.mark.parametrize("shape", [(10**11, 1), (10**11, 8), (10**9, 1, 100), (10**8, 64), (3, 4, 10**9)])
+def test_planning_a_forward_with_given_statistics_is_bounded(shape: tuple[int, ...], operations: Any) -> None:
+    """Nothing has to stay in SBUF there, so that a channel of any length fits."""
+    assert candidates(ForwardProblem(shape, "bfloat16", training=False, lnc=1))
+    assert next(operations) <= MOST_WITH_STATISTICS
+
+
+def test_a_part_of_a_long_group_tells_what_all_of_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = plan(ForwardProblem((4, 2, 16000, 8000), "bfloat16", training=False, lnc=1))
+    whole = predict.predict(chosen)
+    monkeypatch.setattr(predict_resident_fwd, "LONG_GROUP", 100)
+    part = predict.predict(chosen)
+    assert part.steps < whole.steps / 20 and part.ns == pytest.approx(whole.ns, rel=1e-3)
+    assert part.instructions == pytest.approx(whole.instructions, rel=1e-3)
 
 
 @pytest.mark.parametrize("shape", LAYERS)
