@@ -3,9 +3,11 @@
 
 import importlib
 import importlib.util
+import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from nki_bn.simulator import install
+from nki_bn.simulator import Installation, install
 
 if TYPE_CHECKING:
     from nki_bn.explanation import Explanation, explain
@@ -38,8 +40,24 @@ if importlib.util.find_spec("nki_bn.configs") is None:
         "Python in another folder, or install the project with pip install -e"
     )
 
-# Kernels import `nki`, so this comes before any of them.
-installation = install()
+# What `python -m` runs.
+_PROGRAMS = ("nki_bn.cli", "nki_bn.simulator")
+
+
+def _is_program() -> bool:
+    """Whether this process runs ``nki-bn`` or a module of ``_PROGRAMS``, before which Python imports the package."""
+    if sys.argv[:1] == ["-m"]:
+        return any(argument.endswith(_PROGRAMS) for argument in sys.orig_argv)
+    return PurePath("".join(sys.argv[:1])).stem == "nki-bn"
+
+
+# Kernels import `nki`, so this comes before any of them. A program says itself what is refused, in one line.
+try:
+    installation = install()
+except (ImportError, ValueError) as error:
+    if not _is_program():
+        raise
+    installation = Installation("refused", str(error))
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from nki_bn import __version__
+from nki_bn import __version__, installation
 
 COMMANDS = {
     "doctor": ("nki_bn.commands.doctor", "what is installed, and whether it works"),
@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, error=subparser.error)
     args = parser.parse_args(argv)
+    if installation.kind == "refused" and args.command != "doctor":
+        args.error(installation.reason)
     try:
         code: int = args.run(args)
         sys.stdout.flush()

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import nki
-
 from nki_bn import installation
 from nki_bn.hardware import load_target
 from nki_bn.problem import Array, BackwardProblem, ForwardProblem, Problem
@@ -194,7 +192,7 @@ def check_memory(result: SimulationResult, sbuf_bytes: int) -> None:
 
 
 def which_nki() -> Installation:
-    """The ``nki`` in use, "embedded" or "vendor", and why."""
+    """The ``nki`` in use, "embedded" or "vendor" (or "refused", of which only the doctor hears), and why."""
     return installation
 
 
@@ -209,5 +207,8 @@ def _launch(kernel: Any, arguments: tuple[Any, ...], problem: Problem, sbuf_byte
         result = run(kernel, arguments, {}, problem.lnc, options)
         check_memory(result, sbuf_bytes)
         return result.outputs
+    # Imported here, so that the doctor can say why there is none.
+    import nki
+
     launch = kernel[problem.lnc]
     return launch(*arguments) if has_device() else nki.simulate(launch)(*arguments)

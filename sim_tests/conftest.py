@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose simulator and profile before tests are collected.
 
     Raises:
-        pytest.UsageError: the vendor's simulator is asked for, and its package is not installed.
+        pytest.UsageError: the vendor's simulator is asked for, and its package is not installed; NKI_BN_NKI is wrong.
     """
     if config.getoption("markexpr") == "not nightly":
         settings.load_profile("repeatable")
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["NKI_BN_NKI"] = config.getoption("simulator")
     try:
         import nki_bn  # noqa: F401
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
 
 

@@ -53,11 +53,19 @@ def test_the_operand_probe_finds_what_the_mode_does(place: str) -> None:
 
 def python(code: str, *paths: Path, choice: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run code where ``paths`` come first, and the choice of nki is this."""
+    return started("-c", code, paths=paths, choice=choice)
+
+
+def started(
+    *arguments: str | Path, paths: tuple[Path, ...] = (), choice: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments, likewise."""
     kept = {name: value for name, value in os.environ.items() if name != CHOICE_VARIABLE}
     environment = (
         kept | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | ({CHOICE_VARIABLE: choice} if choice else {})
     )
-    return subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, cwd=HERE)
+    command = [sys.executable, "-P", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE)
 
 
 WHICH = "import nki_bn; print(nki_bn.installation.kind, '-', nki_bn.installation.reason)"
@@ -82,6 +90,56 @@ def test_which_nki(version: str, choice: str | None, said: str, tmp_path: Path) 
     done = python(WHICH, write_vendor(tmp_path, version), choice=choice)
     assert said in (done.stderr if done.returncode else done.stdout)
     assert (done.returncode != 0) == ("Error" in said)
+
+
+# What the installed command consists of.
+SCRIPT = "import sys\nfrom nki_bn.cli import main\nsys.exit(main())\n"
+
+
+@pytest.fixture(params=["command", "module"])
+def command(request: pytest.FixtureRequest, tmp_path: Path) -> list[str | Path]:
+    """``nki-bn`` in both ways in which it is started."""
+    if request.param == "module":
+        return ["-m", "nki_bn.cli"]
+    path = tmp_path / "nki-bn"
+    path.write_text(SCRIPT)
+    return [path]
+
+
+REFUSED = "NKI_BN_NKI is 'other'; accepted: embedded, vendor, or not set"
+
+
+def test_the_command_refuses_a_wrong_choice_in_one_line(command: list[str | Path]) -> None:
+    done = started(*command, "plan", "--shape", "2,3", choice="other")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr == f"nki-bn plan: error: {REFUSED}\n"
+    assert started(*command, "--version", choice="other").returncode == 0
+
+
+def test_the_doctor_says_that_the_choice_is_wrong(command: list[str | Path]) -> None:
+    done = started(*command, "doctor", choice="other")
+    report = dict(line.split("  ", 1) for line in done.stdout.splitlines())
+    assert (done.returncode, done.stderr) == (1, "")
+    assert report["nki in use"].strip() == f"refused: {REFUSED}" and report["NKI_BN_NKI"].strip() == "other"
+    assert report["forward of [2, 3, 4]"].strip() == "not ok: no nki is in use"
+
+
+def test_a_refused_import_leaves_nothing_behind() -> None:
+    twice = "\n".join(["try: import nki_bn", "except ValueError: pass", "import nki_bn"])
+    done = python(twice, choice="other")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"ValueError: {REFUSED}"
+
+
+@pytest.mark.parametrize("choice", ["vendor", "other"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_runner_is_the_embedded_simulator(choice: str, installed: bool, tmp_path: Path) -> None:
+    """It refuses to take another nki's place."""
+    paths = (write_vendor(tmp_path / "vendor"),) if installed else ()
+    script = tmp_path / "script.py"
+    script.write_text("print('run')\n")
+    done = started("-m", "nki_bn.simulator", script, paths=paths, choice=choice)
+    said = f"NKI_BN_NKI is '{choice}', and this runs the embedded simulator; accepted: embedded, or not set"
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.splitlines()[0] == said
+    assert started("-m", "nki_bn.simulator", script, paths=paths, choice="embedded").stdout == "run\n"
 
 
 def pytest_run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:

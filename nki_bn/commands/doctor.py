@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nki-bn doctor``: what is installed, which ``nki`` is in use and why, and whether a tiny run comes out right.
 
-Exit code 0: all is well. 1: the tiny forward or the tiny backward failed.
+Exit code 0: all is well. 1: the tiny forward or the tiny backward failed, or no ``nki`` could be chosen to run them.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ TINY_CHECKS = {"forward": _tiny_forward, "backward": _tiny_backward}
 
 def _check(tiny: Callable[[], Verification]) -> str:
     """The verdict: "ok", or why not."""
+    if execute.which_nki().kind == "refused":
+        return "not ok: no nki is in use"
     try:
         from nki_bn import verify
 

@@ -2,7 +2,7 @@
 """``python -m nki_bn.simulator SCRIPT [ARGS]``: run a script whose ``import nki`` is to be this simulator.
 
 The script runs as ``__main__`` with its own arguments and its folder first on the path. The exit code is the script's;
-1 after an exception, 2 without a script to run.
+1 after an exception, 2 without a script to run, or where NKI_BN_NKI asks for another nki.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import runpy
 import sys
 from pathlib import Path
 
-from nki_bn.simulator.install import install
+from nki_bn.simulator.install import CHOICE_VARIABLE, install
 
 USAGE = "usage: python -m nki_bn.simulator SCRIPT [ARGS]"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script ``arguments[0]`` with the arguments that follow; returns 2 if there is none."""
+    """Run the script ``arguments[0]`` with the arguments that follow; returns 2 if it cannot be run here."""
     if arguments in (["-h"], ["--help"]):
         print(USAGE)
         return 0
@@ -27,6 +27,11 @@ def main(arguments: list[str]) -> int:
     script = Path(arguments[0])
     if not script.is_file():
         return _refuse(f"{script} is not a file")
+    choice = os.environ.get(CHOICE_VARIABLE, "embedded")
+    if choice != "embedded":
+        return _refuse(
+            f"{CHOICE_VARIABLE} is {choice!r}, and this runs the embedded simulator; accepted: embedded, or not set"
+        )
     install(force=True)
     # Scripts ask this variable whether a device is needed.
     os.environ.setdefault("NKI_SIMULATOR", "1")

@@ -27,7 +27,7 @@ _MODULES = {
 
 @dataclass(frozen=True)
 class Installation:
-    """Which ``nki`` is in use (``"embedded"`` or ``"vendor"``) and why."""
+    """Which ``nki`` is in use (``"embedded"``, ``"vendor"``, or in a program ``"refused"``, which is none) and why."""
 
     kind: str
     reason: str
