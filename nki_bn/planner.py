@@ -23,7 +23,15 @@ from nki_bn.kernels.plan import (
 )
 from nki_bn.kernels.sizing import staged_plan, two_read_plan
 from nki_bn.predict import INSTRUCTIONS, Candidate, Plan, predict
-from nki_bn.problem import GRADIENTS, OUTPUTS, BackwardProblem, ForwardProblem, Problem
+from nki_bn.problem import (
+    GRADIENTS,
+    OUTPUTS,
+    BackwardProblem,
+    ForwardProblem,
+    Problem,
+    require_statistics,
+    require_values,
+)
 from nki_bn.resident_forward_planner import resident_forward_candidates
 from nki_bn.resident_planner import resident_candidates
 from nki_bn.transposed_planner import SHORT_ROW, transposed_candidates
@@ -39,7 +47,8 @@ def plan(problem: Problem) -> Plan:
 
     Raises:
         TypeError: the problem is neither a ForwardProblem nor a BackwardProblem.
-        ValueError: a size is 0, so that there is nothing to plan; or nothing fits into SBUF.
+        ValueError: a size is 0, so that there is nothing to plan; a forward in training has one value per channel; or
+            nothing fits into SBUF.
     """
     return candidates(problem)[0].plan
 
@@ -53,12 +62,14 @@ def candidates(problem: Problem) -> tuple[Candidate, ...]:
     # Before they are looked up: what is no problem need not have a hash.
     if not isinstance(problem, ForwardProblem | BackwardProblem):
         raise TypeError(f"problem must be a ForwardProblem or a BackwardProblem, got {type(problem).__name__}")
+    require_values(problem)
+    require_statistics(problem)
     return remembered_candidates(problem)
 
 
 @lru_cache(_REMEMBERED)
 def remembered_candidates(problem: ForwardProblem | BackwardProblem) -> tuple[Candidate, ...]:
-    """:func:`candidates` of what is known to be a problem, searched for once."""
+    """:func:`candidates` of what is known to be a problem with something to plan, searched for once."""
     if isinstance(problem, ForwardProblem):
         return tuple(sorted(_forward_candidates(problem), key=_rank))
     found = _backward_candidates(replace(problem, need=OUTPUTS))
@@ -88,8 +99,6 @@ def _forward_candidates(problem: ForwardProblem, sbuf_bytes: int | None = None) 
 
 
 def _backward_candidates(problem: BackwardProblem) -> tuple[Candidate, ...]:
-    if not problem.count:
-        return (_predicted(problem, plan_staged(problem)),)
     found = resident_candidates(problem)
     staged = [_predicted(problem, plan_staged(problem))] if fits(problem, _budget(problem, None)) else []
     best = min((*found, *staged), key=_rank, default=None)
@@ -177,8 +186,7 @@ def plan_staged(problem: BackwardProblem, sbuf_bytes: int | None = None) -> Back
 
 def _extents(problem: Problem, sbuf_bytes: int | None) -> tuple[int, int, int]:
     """The extents of a problem that has something to plan, which fits."""
-    if not problem.count:
-        raise ValueError(f"problem has shape {problem.shape}; accepted for a plan: sizes from 1 up")
+    require_values(problem)
     require_fit(problem, _budget(problem, sbuf_bytes))
     return problem.extents
 

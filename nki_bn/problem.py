@@ -185,6 +185,18 @@ class BackwardCase:
         return "none" if not self.fuse_relu else "recompute" if self.relu_mask is None else "mask"
 
 
+def require_values(problem: Problem) -> None:
+    """Refuse an empty batch, for which no kernel runs."""
+    if not problem.count:
+        raise ValueError(f"x has shape {problem.shape}, so no kernel would run; accepted: sizes from 1 up")
+
+
+def require_statistics(problem: Problem) -> None:
+    """Refuse a forward in training of one value per channel: its batch has no variance."""
+    if isinstance(problem, ForwardProblem) and problem.training and problem.count == 1:
+        raise ValueError(f"x has 1 value per channel, shape {problem.shape}; accepted in training: more than 1")
+
+
 def needed_outputs(need: Iterable[str], accepted: Sequence[str] = OUTPUTS) -> tuple[str, ...]:
     """``need`` as a tuple in the order of ``accepted``, each name once."""
     names = ", ".join(accepted)

@@ -26,6 +26,7 @@ from nki_bn.problem import (
     require_flag,
     require_like,
     require_mask,
+    require_statistics,
     require_variance,
     resolve_lnc,
 )
@@ -77,8 +78,8 @@ def prepare_forward(
         momentum=averaging_factor(case.momentum, case.num_batches_tracked, training and running_mean is not None),
         eps=require_eps(case.eps, training),
     )
-    if training and problem.count == 1 and not part:
-        raise ValueError(f"x has 1 value per channel, shape {problem.shape}; accepted in training: more than 1")
+    if not part:
+        require_statistics(problem)
     return ForwardRequest(problem, inputs)
 
 

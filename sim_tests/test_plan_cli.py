@@ -133,7 +133,7 @@ def test_what_is_out_of_the_ordinary_is_noted(capsys: pytest.CaptureFixture[str]
         (["--shape", "2,3", "--target", "trn1", "--lnc", "2"], r"lnc is 2; accepted on trn1: 1"),
         (["--shape", "2,3", "--op", "fwd", "--eval"], r"--eval cannot go with --op fwd; accepted: --op eval"),
         (["--shape", "2,3", "--residual"], r"residual is True with relu 'none'; accepted: True with relu 'recompute'"),
-        (["--shape", "0,3"], r"shape \(0, 3\); accepted for a plan: sizes from 1 up"),
+        (["--shape", "0,3"], r"x has shape \(0, 3\), so no kernel would run; accepted: sizes from 1 up"),
         (
             ["--shape", f"1,1,{2**40}", "--dtype", "float32"],
             r"does not fit into 212984 bytes of SBUF.*largest: totals .*accepted: launches",

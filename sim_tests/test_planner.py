@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,21 @@ def test_other_things_are_refused() -> None:
     for ask in (plan, explain):
         with pytest.raises(TypeError, match="problem must be a ForwardProblem or a BackwardProblem, got ndarray"):
             ask(np.zeros((2, 3), np.float32))  # type: ignore[operator]
-    with pytest.raises(ValueError, match="accepted for a plan: sizes from 1 up"):
-        plan(BackwardProblem((0, 3), "float32"))
+    for ask in (plan, explain, plan_staged):
+        with pytest.raises(ValueError, match=r"x has shape \(0, 3\), so no kernel .*; accepted: sizes from 1 up"):
+            ask(BackwardProblem((0, 3), "float32"))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 3, 1, 1)])
+def test_what_the_op_refuses_has_no_plan(shape: tuple[int, ...]) -> None:
+    """One value per channel, of which a backward and given statistics make sense."""
+    ones = np.ones(shape[1], np.float32)
+    with pytest.raises(ValueError, match="1 value per channel.*accepted in training: more than 1") as refused:
+        nki_bn.batch_norm_fwd(np.ones(shape, np.float32), ones, ones)
+    for ask in (plan, explain):
+        with pytest.raises(ValueError, match=re.escape(str(refused.value))):
+            ask(ForwardProblem(shape, "float32"))  # type: ignore[operator]
+    assert plan(BackwardProblem(shape, "float32")) and plan(ForwardProblem(shape, "float32", training=False))
 
 
 @pytest.mark.parametrize("setting", ["trn1", "trn3", "nonsense"])

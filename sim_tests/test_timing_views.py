@@ -211,10 +211,10 @@ def test_the_command(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--shape", "0,64"], "--shape [0, 64] has no elements"),
+        (["--shape", "0,64"], "x has shape (0, 64), so no kernel would run; accepted: sizes from 1 up"),
         (
             ["--op", "fwd", "--shape", "1,64"],
-            "--shape [1, 64] has 1 value per channel; accepted in training: more than 1",
+            "x has 1 value per channel, shape (1, 64); accepted in training: more than 1",
         ),
         (["--shape", "4"], "argument --shape: '4' is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1"),
         ([], "the following arguments are required: --shape"),

@@ -203,10 +203,26 @@ WRONG_USE = [
     ([*SMALL, "--input", "case.npz"], "--shape"),
     (["verify", "--op", "bwd", "--input", "missing.npz"], "missing.npz"),
     (["verify", "--op", "bwd", "--input", "missing.npz", "--std", "2"], "--std"),
+    (["trace", "--op", "bwd", "--shape", f"1,1,{2**40}"], "does not fit into 212984 bytes of SBUF"),
     (["lint"], "FILE"),
     (["polish"], "polish"),
     ([], "COMMAND"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("1,8", "x has 1 value per channel, shape (1, 8); accepted in training: more than 1"),
+        ("0,8", "x has shape (0, 8), so no kernel would run; accepted: sizes from 1 up"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "verify", "trace"])
+def test_commands_refuse_the_same_problems(
+    command: str, shape: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code([command, "--op", "fwd", "--shape", shape]) == 2
+    assert capsys.readouterr().err == f"nki-bn {command}: error: {said}\n"
 
 
 @pytest.mark.parametrize(("argv", "named"), WRONG_USE)

@@ -17,6 +17,7 @@ from nki_bn.simulator import RunOptions, Shaped, SimulationResult
 from nki_bn.simulator import run as simulate
 
 if TYPE_CHECKING:
+    from nki_bn.predict import Plan
     from nki_bn.simulator.timing import Timeline
 
 # The one target with timing parameters.
@@ -38,20 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Model and print; the exit code."""
+    from nki_bn import planner
     from nki_bn.bench.roofline import minimum_bytes
     from nki_bn.simulator.timing import model, report
 
     try:
         problem = _PROBLEMS[args.op](args.shape, args.dtype, relu=args.fuse_relu, lnc=args.lnc, target=TARGET)
-        if problem.count == 0:
-            raise ValueError(f"--shape {list(args.shape)} has no elements")
-        if args.op == "fwd" and problem.count == 1:
-            raise ValueError(f"--shape {list(args.shape)} has 1 value per channel; accepted in training: more than 1")
         _check_target("--output", args.output, ".json")
         _check_target("--picture", args.picture, ".svg")
+        plan = planner.plan(problem)
     except (TypeError, ValueError) as error:
         args.error(str(error))
-    result = _dry_run(problem)
+    result = _dry_run(problem, plan)
     timeline = model(result.trace, problem.target)
     title = f"{args.op} {list(problem.shape)} {problem.dtype}, relu {problem.relu}, lnc {problem.lnc}"
     print(f"{title}\n{report(timeline, minimum_bytes(problem))}\n\n{_memory(result)}")
@@ -78,12 +77,11 @@ def _check_target(option: str, path: Path | None, suffix: str) -> None:
         raise ValueError(f"{option} {error}") from error
 
 
-def _dry_run(problem: Problem) -> SimulationResult:
+def _dry_run(problem: Problem, plan: Plan) -> SimulationResult:
     """The kernel on shapes alone."""
-    from nki_bn import planner
     from nki_bn.bench.launches import launch_of
 
-    launch = launch_of(problem, planner.plan(problem), Shaped)
+    launch = launch_of(problem, plan, Shaped)
     return simulate(launch.kernel, launch.arguments, {}, launch.lnc, RunOptions(target=problem.target, dry=True))
 
 

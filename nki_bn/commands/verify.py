@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nki_bn import cases, installation
 from nki_bn.commands import options
 from nki_bn.hardware import TARGETS
-from nki_bn.problem import DTYPES, PRECISIONS, Array, require_eps
+from nki_bn.problem import DTYPES, PRECISIONS, require_eps, require_values
 from nki_bn.simulator import RunOptions
 
 if TYPE_CHECKING:
@@ -96,19 +96,18 @@ def _prepare(args: argparse.Namespace) -> Callable[[RunOptions], Verification]:
     if args.op == "bwd":
         case = cases.load(args.input, *how) if draw is None else draw.case(*how)
         request = requests.prepare_backward(case, residual_grad=args.residual, precision=args.precision, **call)
-        _refuse_empty(case.x)
+        require_values(request.problem)
         return functools.partial(verify.verify_backward, case, request)
     forward = cases.load_forward(args.input, *how) if draw is None else draw.forward(*how)
-    _refuse_empty(forward.x)
     if args.op == "pair":
         dy = cases.load_gradient(args.input) if draw is None else draw.gradient()
-        return functools.partial(pair.verify_pair, forward, dy, pair.prepare(forward, dy, **call))
-    return functools.partial(verify.verify_forward, forward, requests.prepare_forward(forward, **call))
-
-
-def _refuse_empty(x: Array) -> None:
-    if not x.size:
-        raise ValueError(f"x has shape {x.shape}, so no kernel would run; accepted: sizes from 1 up")
+        asked = pair.prepare(forward, dy, **call)
+        job = functools.partial(pair.verify_pair, forward, dy, asked)
+    else:
+        asked = requests.prepare_forward(forward, **call)
+        job = functools.partial(verify.verify_forward, forward, asked)
+    require_values(asked.problem)
+    return job
 
 
 def _draw(args: argparse.Namespace) -> cases.Draw | None:
