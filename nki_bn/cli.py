@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -24,8 +25,10 @@ COMMANDS = {
 }
 
 
-# As shells say it of a process that an interrupt has ended.
-_INTERRUPTED = 130
+# As shells say it of a process that an interrupt has ended, or that the reader of its output has left.
+_INTERRUPTED, _READER_GONE = 130, 141
+
+_OPTION, _NEGATIVE = re.compile(r"--[a-z-]+"), re.compile(r"-\d")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,7 +39,33 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code, 0 for success, 2 for wrong use, and 130 when it is interrupted."""
+    """Run a command; its exit code.
+
+    It is 0 for success, 2 for wrong use and where what a command prints cannot be written, 130 when it is interrupted,
+    and 141, without a word, when nobody reads on.
+    """
+    if sys.stdout is None:
+        print("nki-bn: error: standard output is closed", file=sys.stderr)
+        return 2
+    try:
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return _READER_GONE
+    except OSError as error:
+        # Commands answer themselves for files that they read.
+        print(f"nki-bn: error: output cannot be written: {error}", file=sys.stderr)
+        _discard_output()
+        return 2
+    except KeyboardInterrupt:
+        print("nki-bn: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = _Parser(prog="nki-bn", description="Batch-norm kernels for AWS Trainium and their simulator.")
     parser.add_argument("--version", action="version", version=f"nki-bn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -45,20 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = commands.add_parser(name, help=summary, description=summary)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, error=subparser.error)
-    args = parser.parse_args(argv)
+    args = parser.parse_args(_with_negative_values(argv))
     if installation.kind == "refused" and args.command != "doctor":
         args.error(installation.reason)
-    try:
-        code: int = args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone, as with `| head`. Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("nki-bn: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    code: int = args.run(args)
     return code
+
+
+def _with_negative_values(argv: Sequence[str]) -> list[str]:
+    """``--option -1,2`` as ``--option=-1,2``: argparse takes only what is one number for a value."""
+    joined: list[str] = []
+    for argument in argv:
+        if _NEGATIVE.match(argument) and joined and _OPTION.fullmatch(joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _discard_output() -> None:
+    """Python would complain once more when it closes the stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def spoil_outputs(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
         ["--dtype", "bfloat16", "--lnc", "1", "--fuse-relu", "mask"],
         ["--dtype", "float16", "--fuse-relu", "recompute", "--seed", "3"],
         ["--numerics", "ideal", "--eval", "--eps", "0"],
-        ["--mean", "1e3", "--std", "0.5", "--training", "--eps", "1e-3"],
+        ["--mean", "-1e3", "--std", "0.5", "--training", "--eps", "1e-3"],
         ["--target", "trn1"],
     ],
 )
@@ -182,6 +182,8 @@ WRONG_USE = [
     (["verify", "--op", "bwd", "--shape", "2"], "--shape"),
     (["verify", "--op", "bwd", "--shape", "2,x"], "--shape"),
     (["verify", "--op", "bwd", "--shape", "2,0,3"], "--shape"),
+    (["plan", "--shape", "-1,8,4,4"], "--shape: '-1,8,4,4' is not a shape; accepted: B,C,... of rank 2 to 5"),
+    (["trace", "--op", "fwd", "--shape", "-1,8"], "--shape: '-1,8' is not a shape"),
     (["verify", "--op", "fwd", "--shape", "0,3"], "x has shape (0, 3)"),
     (["verify", "--op", "bwd", "--shape", "1,2,3,4,5,6"], "--shape"),
     ([*SMALL, "--dtype", "float64"], "--dtype"),

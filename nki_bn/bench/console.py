@@ -18,6 +18,12 @@ from nki_bn.bench.table import align
 _FIGURE_WIDTHS = (10, 11, 6, 5, 9, 8)
 
 
+class _Console(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, as every output, that nobody reads on."""
+        raise BrokenPipeError
+
+
 class SweepConsole:
     """Shows the records of a sweep over ``cases``; a context manager, inside which the bar is shown.
 
@@ -25,7 +31,7 @@ class SweepConsole:
     """
 
     def __init__(self, cases: Sequence[Case], kept: Sequence[Record] = ()) -> None:
-        self._console = rich.console.Console(highlight=False, markup=False, soft_wrap=True)
+        self._console = _Console(highlight=False, markup=False, soft_wrap=True)
         self._records = list(kept)
         self._conditions: Conditions | None = None
         words = [[LAYER_HEADER[0], LAYER_HEADER[1], LAYER_HEADER[2]]]

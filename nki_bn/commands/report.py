@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
         writers = [_writer(path, args.force) for path in args.output]
         records = read_records(args.file)
         texts = [write(records, args.baseline) for write in writers or [_markdown]]
-        if not args.output:
-            print(texts[0], end="")
         for path, text in zip(args.output, texts, strict=bool(args.output)):
             write_whole(path, text)
     except (OSError, ValueError) as error:
         args.error(str(error))
+    if not args.output:
+        print(texts[0], end="")
     return 0
 
 
