@@ -47,6 +47,10 @@ class _Differentiable(torch.autograd.Function):
         return (None, *made, *[None] * (ctx.arguments - _LEADING))
 
 
+# Some versions of torch have types here, others have none.
+_differentiable: Callable[..., Any] = _Differentiable.apply
+
+
 def _gradients(ctx: Any, dy: Tensor, need: list[bool]) -> list[Tensor | None]:
     # Without a ReLU the gradient of the residual is dy: no kernel has to copy it.
     asked = [*need[:3], need[3] and ctx.relu]
@@ -79,7 +83,7 @@ def _recorded(operator: Any) -> Callable[..., Any]:
             raise RuntimeError(
                 "the batch-norm kernels cannot be differentiated by torch.func; accepted there: backend='torch'"
             )
-        return _Differentiable.apply(operator, *arguments)  # type: ignore[no-untyped-call]
+        return _differentiable(operator, *arguments)
 
     return call
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,7 @@ def run(call: Forward, backend: str | None, by: Exchange) -> Tensor:
     functional.check_lengths(call)
     settings = replace(call, x=call.x.detach(), weight=None, bias=None, residual=None)
     tensors = (call.x, call.weight, call.bias, call.residual)
-    y, *global_batch = _Synchronised.apply(*tensors, (settings, path, by))  # type: ignore[no-untyped-call]
+    y, *global_batch = _synchronised(*tensors, (settings, path, by))
     moments = Moments(*global_batch)
     if torch.compiler.is_compiling() or not recomputing():
         _track(call, moments)
@@ -94,6 +95,10 @@ class _Synchronised(torch.autograd.Function):
             dx = steps.input_gradient(call, *(column / count.clip(1) for column in total))
         own = [column.to(dtype) if wanted else None for column, dtype, wanted in _parameters(ctx, dgamma, dbeta, need)]
         return (dx, *own, dy if need[3] and not relu else dresidual, None)
+
+
+# Some versions of torch have types here, others have none.
+_synchronised: Callable[..., Any] = _Synchronised.apply
 
 
 def _parameters(ctx: Any, dgamma: Tensor, dbeta: Tensor, need: list[bool]) -> Any:
