@@ -61,6 +61,19 @@ def test_the_path(
     assert path_of(device, backend) == path
 
 
+@pytest.mark.parametrize("value", ["yes", "true", "2", ""])
+def test_a_wrong_value_of_the_variable_is_no_choice(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the paths is taken in silence; where the variable does not count, it does not matter."""
+    monkeypatch.setenv("NKI_SIMULATOR", value)
+    module, said = nbt.BatchNorm2d(3), f"NKI_SIMULATOR is '{value}'; accepted: 0, 1, or not set"
+    for call in (module, nbt.SyncBatchNorm(3), torch.compile(module, backend="eager")):
+        with pytest.raises(Exception, match=said):
+            call(drawn(SHAPE))
+    assert f"path=none, as {said}" in repr(module)
+    assert path_of("cpu", "torch") == path_of("cuda", None) == "torch"
+    assert path_of("cpu", "simulator") == "simulator" and path_of("neuron", None) == "neuron"
+
+
 @pytest.mark.parametrize(
     "backend, device", [("neuron", "cpu"), ("neuron", "cuda"), ("simulator", "xla"), ("simulator", "cuda")]
 )

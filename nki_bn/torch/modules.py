@@ -67,7 +67,10 @@ class KernelBatchNorm(_BatchNorm):
 
     def _path(self) -> str:
         tensors = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
-        path: str = path_of(tensors[0].device.type if tensors else "cpu", None)
+        try:
+            path: str = path_of(tensors[0].device.type if tensors else "cpu", None)
+        except ValueError as error:  # A model can be printed in any environment.
+            return f"none, as {error}"
         return path
 
     def _normalise(self, input: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from nki_bn import execute
 
 SIMULATOR_VARIABLE = "NKI_SIMULATOR"
+# Whether layers on the CPU are simulated.
+_SWITCH = {None: False, "0": False, "1": True}
 # What a module or a call may ask for; None chooses by the device of the input.
 BACKENDS = ("neuron", "simulator", "torch")
 # Of torch-xla, of the native backend under its name, and of the latter where nobody named it.
@@ -35,7 +37,8 @@ def path_of(device_type: str, backend: str | None) -> str:
     norm. Compiled code keeps what was chosen when it was compiled.
 
     Raises:
-        ValueError: ``backend`` is unknown, or cannot work with tensors on that device.
+        ValueError: ``backend`` is unknown, or cannot work with tensors on that device; NKI_SIMULATOR is something else
+            than 0 and 1 where it counts.
         RuntimeError: the simulator is asked for where the vendor's nki would run on a device instead.
     """
     if check_backend(backend) is None:
@@ -57,7 +60,10 @@ def _automatic(device_type: str) -> str:
 
 
 def _simulating() -> bool:
-    return os.environ.get(SIMULATOR_VARIABLE) == "1"
+    value = os.environ.get(SIMULATOR_VARIABLE)
+    if value not in _SWITCH:
+        raise ValueError(f"{SIMULATOR_VARIABLE} is {value!r}; accepted: 0, 1, or not set")
+    return _SWITCH[value]
 
 
 def _would_run_on_a_device() -> bool:
