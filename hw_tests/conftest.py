@@ -39,10 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without a device all of them are skipped, for one reason."""
-    reason = None if config.getoption("on") == "simulator" else _what_is_missing()
+    reason = _reason_to_skip(config)
     for item in items:
         if reason is not None and item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say that reason, which pytest itself names with -rs alone."""
+    reason = _reason_to_skip(config)
+    if reason is not None:
+        terminalreporter.write_line(f"hw_tests are skipped: {reason}")
+
+
+def _reason_to_skip(config: pytest.Config) -> str | None:
+    return None if config.getoption("on") == "simulator" else _what_is_missing()
 
 
 def _what_is_missing() -> str | None:

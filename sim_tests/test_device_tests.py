@@ -17,21 +17,12 @@ from nki_bn.simulator.install import CHOICE_VARIABLE
 ROOT = Path(__file__).resolve().parents[1]
 
 
+PYTEST = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+
+
 def run(*arguments: str | Path, **variables: str) -> tuple[int, str]:
     """Exit code and output of pytest on hw_tests, from a fresh process."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-q",
-        "-rs",
-        "hw_tests",
-    ]
+    command = [*PYTEST, "-q", "-rs", "hw_tests"]
     environment = {name: value for name, value in os.environ.items() if name != CHOICE_VARIABLE} | variables
     done = subprocess.run([*command, *map(str, arguments)], env=environment, capture_output=True, text=True, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
@@ -48,6 +39,12 @@ def test_all_are_skipped_without_a_device() -> None:
         "no Neuron device here (pytest hw_tests --on simulator tries the tests without one)"
     }
     assert "passed" not in said.splitlines()[-1] and "skipped" in said.splitlines()[-1]
+
+
+def test_the_reason_is_said_without_an_option() -> None:
+    done = subprocess.run([*PYTEST, "hw_tests/test_compile.py"], capture_output=True, text=True, cwd=ROOT)
+    said = "hw_tests are skipped: no Neuron device here (pytest hw_tests --on simulator tries the tests without one)"
+    assert done.stdout.splitlines().count(said) == 1 and done.returncode == 0
 
 
 SOME = "planned-bfloat16 or operands or rsqrt or bn_stats or fwd-mlp or two_round or nc_matmul"
