@@ -31,10 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the nki before it is imported."""
+    """Choose the nki before it is imported.
+
+    Raises:
+        pytest.UsageError: NKI_BN_NKI is wrong, or asks for what is not installed.
+    """
     if config.getoption("on") == "simulator":
         os.environ["NKI_BN_NKI"] = "embedded"
-    import nki_bn  # noqa: F401
+    try:
+        import nki_bn  # noqa: F401
+    except (ImportError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -382,7 +382,8 @@ def test_wrong_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     binary.write_bytes(b"\xff\xfe\x00")
     for path, reason in [
         (tmp_path / "missing.py", "no such file"),
-        (tmp_path, "a folder"),
+        (tmp_path / ("n" * 300), "no such file"),
+        (Path("/dev/null"), "not a regular file"),
         (written(tmp_path, "", "notes.txt"), "not a Python file"),
         (binary, "cannot be read"),
     ]:
@@ -412,7 +413,7 @@ def test_unusual_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_no_file_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert capsys.readouterr().err == "nki-bn lint: FILE: none was given\n"
+    assert capsys.readouterr().err == "nki-bn lint: PATH: none was given\n"
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -206,7 +206,7 @@ WRONG_USE = [
     (["verify", "--op", "bwd", "--input", "missing.npz"], "missing.npz"),
     (["verify", "--op", "bwd", "--input", "missing.npz", "--std", "2"], "--std"),
     (["trace", "--op", "bwd", "--shape", f"1,1,{2**40}"], "does not fit into 212984 bytes of SBUF"),
-    (["lint"], "FILE"),
+    (["lint"], "PATH"),
     (["polish"], "polish"),
     ([], "COMMAND"),
 ]

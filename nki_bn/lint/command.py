@@ -11,7 +11,7 @@ from nki_bn.lint.rule import VERSIONS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``nki-bn lint`` to a parser."""
-    parser.add_argument("files", nargs="*", metavar="FILE", help="kernel source file to check")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="kernel source file to check, or folder of them")
     parser.add_argument("--nki", choices=(*VERSIONS, "both"), default="both", help="NKI version (default: both)")
     parser.add_argument("--explain", metavar="CODE", help="say what a code means instead, such as NKI201")
     parser.add_argument("--json", action="store_true", help="print a JSON list of findings")
@@ -22,4 +22,4 @@ def run(args: argparse.Namespace) -> int:
     if args.explain is not None:
         return explain(args.explain)
     versions = VERSIONS if args.nki == "both" else (args.nki,)
-    return run_lint(args.files, versions, args.json)
+    return run_lint(args.paths, versions, args.json)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linting of files named on the command line."""
+"""Linting of files and folders named on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nki_bn.lint.engine import RULES, TABLES, lint_with
-from nki_bn.lint.module import Library, read_source
+from nki_bn.lint.files import files_of
+from nki_bn.lint.module import Library
 from nki_bn.lint.rule import ERROR, VERSIONS, Finding
 
 CLEAN, ERRORS, WRONG_USE = 0, 1, 2
@@ -20,20 +21,21 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     """Check files, print the findings, return an exit code.
 
     Args:
-        paths: Python source files.
+        paths: Python source files, and folders, which stand for all Python files in them that mention nki.
         versions: NKI versions to check for, of "0.6" and "0.7".
         as_json: print a JSON list of findings instead of lines.
 
     Returns:
         0 when there are no errors (warnings allowed), 1 when there are, syntax errors included, 2 when a path is not a
-        readable Python file or a version is unknown (said on stderr, nothing is checked).
+        readable Python file, or a folder without any, or a version is unknown (said on stderr, nothing is checked).
     """
-    complaints = [*([] if paths else ["FILE: none was given"]), *_wrong_versions(versions), *_wrong_paths(paths)]
+    files, wrong = files_of(paths)
+    complaints = [*([] if paths else ["PATH: none was given"]), *_wrong_versions(versions), *wrong]
     if complaints:
         print("\n".join(f"nki-bn lint: {complaint}" for complaint in complaints), file=sys.stderr)
         return WRONG_USE
     library = Library()
-    found = {finding for path in paths for finding in lint_with(library, Path(path), versions)}
+    found = {finding for file in files for finding in lint_with(library, file, versions)}
     findings = sorted(found)
     print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else _text(findings), end="")
     return ERRORS if any(finding.severity is ERROR for finding in findings) else CLEAN
@@ -61,21 +63,3 @@ def _text(findings: Sequence[Finding]) -> str:
 def _wrong_versions(versions: Sequence[str]) -> list[str]:
     wrong = [version for version in versions if version not in VERSIONS]
     return [f"version {version!r} is unknown, accepted are {', '.join(VERSIONS)}" for version in wrong]
-
-
-def _wrong_paths(paths: Sequence[str | Path]) -> list[str]:
-    return [f"{path}: {reason}" for path in paths if (reason := _complaint(Path(path)))]
-
-
-def _complaint(path: Path) -> str:
-    """Why a path cannot be linted, '' when it can."""
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "not a regular file" if path.exists() else ""
-        return f"{found}, accepted are files" if found else "no such file"
-    if path.suffix != ".py":
-        return f"not a Python file, accepted is the suffix .py and not {path.suffix!r}"
-    try:
-        read_source(path)
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:  # the last is an unknown encoding
-        return f"cannot be read: {error}"
-    return ""

@@ -41,7 +41,7 @@ FILES: dict[str, bytes] = {
     "in.npz": array_file(),
     "cut.npz": array_file()[:-100],
 }
-PATHS = (*FILES, "missing.jsonl", "missing.py", "missing.toml", "folder", "no/where.json", "/", ".", "link.jsonl")
+PATHS = (*FILES, "missing.jsonl", "missing.py", "missing.toml", "folder", "no/where.json", "/dev", ".", "link.jsonl")
 OUTPUTS = ("out.json", "out.svg", "out.jsonl", "out.md", "out.csv", "out.html", "rows.jsonl", "cut.jsonl", "no/out.md")
 SHAPES_OF_X = ("2,3,4", "1,1", "2,1", "4,130,3,3", "3,5,2,2,2", "1,200", "0,3,4", "2,3,0")
 LARGE = (
