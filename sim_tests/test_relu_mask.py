@@ -16,7 +16,9 @@ from agreement import forward_of, outputs_of
 from nki_bn import reference
 from nki_bn.cases import Draw
 from nki_bn.pair import backward_case
-from nki_bn.problem import DTYPES, Array, ForwardCase
+from nki_bn.planner import plan_forward
+from nki_bn.problem import DTYPES, Array, ForwardCase, ForwardProblem
+from nki_bn.requests import prepare_forward
 
 # Long rows, bands of partitions, two channel tiles, one position.
 SMALL = [(4, 16, 19, 19), (6, 64, 15), (3, 200, 10), (99, 33)]
@@ -80,6 +82,19 @@ def test_a_recomputed_mask_is_the_saved_one(
     dtype: str, numerics: str, residual: bool, training: bool, shape: tuple[int, ...]
 ) -> None:
     check(Draw(shape, dtype, 0.7, 1.3), numerics, residual, training)
+
+
+def test_where_the_plan_depends_on_the_mask() -> None:
+    """In eval y has the same bits all the same; in training the statistics add up in another order."""
+    training = (ForwardProblem((32, 512, 7, 7), "bfloat16", relu=relu) for relu in ("mask", "recompute"))
+    saved, recomputed = map(plan_forward, training)
+    assert saved.chunk != recomputed.chunk
+    draw = Draw((16, 130, 14, 14), "bfloat16", 0.7, 1.3)
+    cases = [draw.forward(relu, False) for relu in ("mask", "recompute")]
+    strategies = {plan_forward(prepare_forward(case).problem).strategy for case in cases}
+    one, other = (forward_of(case, "trn2", lnc=2) for case in cases)
+    assert len(strategies) == 2 and np.array_equal(one.y, other.y)
+    assert one.relu_mask is not None and np.array_equal(one.relu_mask, other.y > 0) and other.relu_mask is None
 
 
 @pytest.mark.nightly
