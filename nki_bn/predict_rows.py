@@ -217,14 +217,15 @@ class RowRun:
 def shortened(ground: Ground, scope: Scope, groups: int, chunks: int) -> tuple[Ground, Scope]:
     """``groups`` groups of blocks, the last of them like the last of all, of the last ``chunks`` chunks.
 
-    The ring keeps the slots that it has besides those of a group, or those for everything.
+    A ring that has those of a group keeps the slots that it has besides them, or those for everything; a smaller one,
+    whose data is read again or once only, keeps all.
     """
     whole, few = scope.groups(), len(ground.chunks)
     extent = ground.extent
     blocks = scope.blocks - (whole - groups) * scope.group_blocks
     channels = extent.channels - (scope.blocks - blocks) * ground.size
     slots = scope.slots
-    if not scope.reload:
+    if slots >= few and not scope.reload:
         slots = groups * chunks if slots >= scope.visits() else min(slots - few + chunks, groups * chunks)
     part = Extent(extent.channel, channels, extent.batch, extent.batches, extent.start, extent.length)
     rows: list[RowChunk] = ground.chunks[few - chunks :]

@@ -52,7 +52,8 @@ PROBLEMS = (
 )
 
 # Likewise for ``transposed``: [B, C] and other short rows; cores that divide channels or batches, unequal ones; masks,
-# residuals, given statistics, one output; rows that are read twice.
+# residuals, given statistics, one output; rows that are read twice; rows that are read once, in a ring that a group does
+# not fit into.
 ROWS = (
     BackwardProblem((32, 4096), "bfloat16", lnc=2),
     BackwardProblem((256, 1000), "float32", relu="mask", lnc=1),
@@ -67,6 +68,8 @@ ROWS = (
     ForwardProblem((700, 100, 6), "float32", relu="recompute", residual=True, lnc=1),
     ForwardProblem((1023, 20, 4), "bfloat16", residual=True, lnc=2),
     ForwardProblem((256, 256, 7), "float32", training=False, lnc=2),
+    ForwardProblem((1 << 16, 128), "float32", training=False, lnc=1),
+    BackwardProblem((1 << 16, 128), "float32", training=False, need=("dx",), lnc=1),
 )
 
 
