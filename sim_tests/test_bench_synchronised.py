@@ -111,7 +111,13 @@ def test_the_command_prints_a_row_per_model(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["--replicas", "1"], "'1' is no number of replicas; accepted: from 2 up"),
+        (["--replicas", "1"], "'1' is no number of replicas; accepted: from 2 to 65536"),
+        (["--replicas", "65537"], "'65537' is no number of replicas; accepted: from 2 to 65536"),
+        (["--replicas", "9" * 5000], "is no number of replicas; accepted: from 2 to 65536"),
+        (
+            ["--replicas", "65536", "--sync-mode", "one_round"],
+            "mode is 'one_round' with 65536 replicas, whose moments take 786432 of",
+        ),
         (["--sync-mode", "one_round"], "--sync-mode is about replicas; accepted with --replicas R"),
         (["--replicas", "2", "--op", "fwd"], "--op is about a sweep; accepted without --replicas"),
         (["--replicas", "2", "--dry"], "--dry is about a sweep"),

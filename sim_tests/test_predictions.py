@@ -52,8 +52,8 @@ PROBLEMS = (
 )
 
 # Likewise for ``transposed``: [B, C] and other short rows; cores that divide channels or batches, unequal ones; masks,
-# residuals, given statistics, one output; rows that are read twice; rows that are read once, in a ring that a group does
-# not fit into.
+# residuals, given statistics, one output; rows that are read twice; rows that are read once, in a ring that a group
+# does not fit into.
 ROWS = (
     BackwardProblem((32, 4096), "bfloat16", lnc=2),
     BackwardProblem((256, 1000), "float32", relu="mask", lnc=1),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nki_bn.bench.record import Case, Record
     from nki_bn.bench.rows import RowFile
 
+# Beyond any installation, and what is modelled within seconds per layer.
+_MOST_REPLICAS = 65536
 # Options that a sweep file has its own of: the fields of a grid that they are.
 _GRID = {
     "op": "ops",
@@ -158,8 +160,9 @@ def _names(accepted: Collection[str] | None = None) -> Callable[[str], tuple[str
 
 
 def _replicas(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas; accepted: from 2 up")
+    # Digits are counted before they become a number, which Python refuses for very many.
+    if not text.isdecimal() or len(text) > len(str(_MOST_REPLICAS)) or not 2 <= int(text) <= _MOST_REPLICAS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas; accepted: from 2 to {_MOST_REPLICAS}")
     return int(text)
 
 

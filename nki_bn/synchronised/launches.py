@@ -81,15 +81,32 @@ def forward_plans(problems: Sequence[ForwardProblem], exchange: Exchange) -> lis
     """A plan for each replica, in their order; any for one that has no values.
 
     Raises:
-        ValueError: shards are so unequal that no plans exchange the same tiles.
+        ValueError: shards are so unequal that no plans exchange the same tiles, or replicas so many that their moments
+            leave no room in SBUF.
     """
     triples = exchange.triples
 
     def offered(problem: ForwardProblem) -> list[Candidate]:
-        budget = load_target(problem.target).sbuf_partition_bytes - _LEAST - _TRIPLE * triples
-        return _fitting(problem, exchanging_candidates(problem, budget), triples)
+        capacity = load_target(problem.target).sbuf_partition_bytes
+        try:
+            fitting = exchanging_candidates(problem, capacity - _LEAST - _TRIPLE * triples)
+        except ValueError as error:
+            if triples:
+                raise _crowded(triples, capacity) from error
+            raise
+        found = _fitting(problem, fitting, triples)
+        if triples and not found:
+            raise _crowded(triples, capacity)
+        return found
 
     return _alike(problems, exchange, offered)
+
+
+def _crowded(triples: int, capacity: int) -> ValueError:
+    return ValueError(
+        f"mode is 'one_round' with {triples} replicas, whose moments take {_TRIPLE * triples} of {capacity} bytes of "
+        "SBUF per partition, and no plan fits beside them; accepted: 'two_round', or fewer replicas"
+    )
 
 
 def backward_plans(problems: Sequence[BackwardProblem], exchange: Exchange) -> list[Plan]:
