@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -54,6 +55,25 @@ def test_replicas_with_one_value_per_channel(tmp_path: Path) -> None:
     code, said, complained = run(["bench", str(path), "--batch", "1", "--replicas", "2"])
     assert code == 2 and not said
     assert "net 3 has 1 value per channel in a batch of 1; accepted: more than 1" in complained
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["verify", "--op", "bwd", "--shape", f"2,{LONG}"], "--shape: .* accepted: B,C,.* of at most 18 digits"),
+        (["verify", "--op", "bwd", "--shape", "2,3", "--seed", LONG], "--seed: .* accepted: integers .* 1000 digits"),
+        (["verify", "--op", "bwd", "--shape", "2,3", "--eps", "x"], "--eps: 'x' .* accepted: finite numbers"),
+        (["verify", "--op", "bwd"], "neither --shape nor --input is given; accepted: one of them"),
+        (["trace", "--op", "bwd", "--shape", "2,3", "--lnc", "1,2"], "--lnc: '1,2' is no .*; accepted: 1, 2"),
+        (["bench", "mlp", "--batch", LONG], "--batch: .* accepted: numbers from 1 up, of at most 18 digits"),
+    ],
+)
+def test_wrong_numbers(command: list[str], said: str) -> None:
+    code, _, complained = run(command)
+    assert code == 2 and re.search(said, complained)
 
 
 @pytest.mark.parametrize("name", ["mode", "beta"])

@@ -128,7 +128,7 @@ def test_what_is_out_of_the_ordinary_is_noted(capsys: pytest.CaptureFixture[str]
         (["--shape", "2,3", "--op", "sideways"], r"--op: invalid choice: 'sideways' \(choose from .*bwd"),
         (["--shape", "2,3", "--dtype", "float64"], r"--dtype: invalid choice: 'float64' \(choose from .*float32"),
         (["--shape", "2,3", "--fuse-relu", "maybe"], r"--fuse-relu: invalid choice: 'maybe' \(choose from .*mask"),
-        (["--shape", "2,3", "--lnc", "3"], r"--lnc: invalid choice: 3 \(choose from .*1"),
+        (["--shape", "2,3", "--lnc", "3"], r"--lnc: '3' is no number of cores; accepted: 1, 2"),
         (["--shape", "2,3", "--target", "trn9"], r"--target: invalid choice: 'trn9' \(choose from .*trn1"),
         (["--shape", "2,3", "--target", "trn1", "--lnc", "2"], r"lnc is 2; accepted on trn1: 1"),
         (["--shape", "2,3", "--op", "fwd", "--eval"], r"--eval cannot go with --op fwd; accepted: --op eval"),

@@ -216,7 +216,11 @@ def test_the_command(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
             ["--op", "fwd", "--shape", "1,64"],
             "x has 1 value per channel, shape (1, 64); accepted in training: more than 1",
         ),
-        (["--shape", "4"], "argument --shape: '4' is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1"),
+        (
+            ["--shape", "4"],
+            "argument --shape: '4' is not a shape; accepted: B,C,... of rank 2 to 5, C at least 1, "
+            "sizes of at most 18 digits",
+        ),
         ([], "the following arguments are required: --shape"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nki_bn.bench.extra import require_extra
 from nki_bn.bench.record import OPERATIONS
+from nki_bn.commands import options
 from nki_bn.hardware import TARGETS
 from nki_bn.problem import DTYPES, PRECISIONS, RELU_MODES, SYNC_MODES, resolve_lnc
 
@@ -160,14 +161,14 @@ def _names(accepted: Collection[str] | None = None) -> Callable[[str], tuple[str
 
 
 def _replicas(text: str) -> int:
-    # Digits are counted before they become a number, which Python refuses for very many.
-    if not text.isdecimal() or len(text) > len(str(_MOST_REPLICAS)) or not 2 <= int(text) <= _MOST_REPLICAS:
+    if not options.is_number(text) or not 2 <= int(text) <= _MOST_REPLICAS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of replicas; accepted: from 2 to {_MOST_REPLICAS}")
     return int(text)
 
 
 def _numbers(text: str) -> Any:
     numbers = text.split(",")
-    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; accepted: numbers from 1 up, with commas")
+    if not all(options.is_number(number) and int(number) > 0 for number in numbers):
+        accepted = f"numbers from 1 up, of at most {options.MOST_DIGITS} digits, with commas"
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; accepted: {accepted}")
     return tuple(map(int, numbers))

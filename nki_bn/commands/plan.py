@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="high", help="of bwd; fast: with 16-bit dtypes (high)"
     )
-    parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
+    parser.add_argument("--lnc", type=options.cores, metavar="{1,2}", help="physical cores (all of a logical core)")
     parser.add_argument("--target", choices=TARGETS, default="trn2", help="(trn2)")
     parser.add_argument("--explain", action="store_true", help="show the runners-up and why they lose")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", choices=list(_PROBLEMS), required=True, help="bwd: the backward; fwd: the forward")
     parser.add_argument("--shape", type=options.shape, required=True, help="B,C,... of x, rank 2 to 5")
     parser.add_argument("--dtype", choices=list(DTYPES), default="float32", help="of x (float32)")
-    parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
+    parser.add_argument("--lnc", type=options.cores, metavar="{1,2}", help="physical cores (all of a logical core)")
     relu = "a ReLU, its mask stored or recomputed"
     parser.add_argument("--fuse-relu", choices=["mask", "recompute"], default="none", help=relu)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="write a trace for ui.perfetto.dev")

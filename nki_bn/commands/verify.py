@@ -31,6 +31,8 @@ OPERATIONS = {
     "pair": "forward, then backward, against float64 autograd (needs torch)",
 }
 # What --input takes the place of, with the defaults for drawn inputs.
+# Of a seed: what Python turns into a number, which is a few times as many.
+_SEED_DIGITS = 1000
 _DRAWN = {"shape": None, "dtype": "float32", "mean": 0.0, "std": 1.0, "seed": 0}
 
 
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_seed, help="of the drawn inputs (0)")
     files = f"bwd: {', '.join(cases.ARRAYS)}; else {', '.join(cases.PAIR_ARRAYS)}"
     parser.add_argument("--input", type=Path, metavar="FILE.npz", help=f"take the inputs from this file: {files}")
-    parser.add_argument("--eps", type=float, default=1e-5, help="(1e-5)")
+    parser.add_argument("--eps", type=_finite, default=1e-5, help="(1e-5)")
     parser.add_argument("--fuse-relu", choices=["mask", "recompute"], help="a ReLU, its mask stored or recomputed")
     parser.add_argument("--residual", action="store_true", help="a residual, added before the ReLU")
     mode = parser.add_mutually_exclusive_group()
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="high", help="of bwd; fast: with 16-bit dtypes (high)"
     )
-    parser.add_argument("--lnc", type=int, choices=[1, 2], help="physical cores (all of a logical core)")
+    parser.add_argument("--lnc", type=options.cores, metavar="{1,2}", help="physical cores (all of a logical core)")
     parser.add_argument("--target", choices=TARGETS, default="trn2", help="(trn2)")
     parser.add_argument("--numerics", choices=["trn2", "ideal"], default="trn2", help="of the simulator (trn2)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
@@ -115,16 +117,20 @@ def _draw(args: argparse.Namespace) -> cases.Draw | None:
     given: dict[str, Any] = {name: getattr(args, name) for name in _DRAWN if getattr(args, name) is not None}
     if args.input is None:
         if "shape" not in given:
-            raise ValueError("one of --shape and --input is required")
+            raise ValueError("neither --shape nor --input is given; accepted: one of them")
         return cases.Draw(**(_DRAWN | given))
     if given:
-        raise ValueError(f"--{next(iter(given))} cannot go with --input, which has its own arrays")
+        raise ValueError(
+            f"--{next(iter(given))} cannot go with --input, which has its own arrays; accepted: one of them"
+        )
     return None
 
 
 def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed; accepted: integers from 0 up")
+    if not options.is_number(text, _SEED_DIGITS):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a seed; accepted: integers from 0 up, of at most {_SEED_DIGITS} digits"
+        )
     return int(text)
 
 
