@@ -60,6 +60,19 @@ def test_replicas_with_one_value_per_channel(tmp_path: Path) -> None:
 LONG = "9" * 5000
 
 
+@pytest.mark.parametrize(("name", "said"), [(LONG, f"{LONG}: no such file"), ("a\nb\x1b", r"a\nb\x1b: no such")])
+def test_odd_names_of_linted_files(name: str, said: str) -> None:
+    code, _, complained = run(["lint", name])
+    assert code == 2 and complained.startswith(f"nki-bn lint: {said}") and complained.count("\n") == 1
+
+
+def test_imports_of_names_beyond_those_of_files(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").touch()
+    path = tmp_path / "kernel.py"
+    path.write_text(f"import nki\nfrom .{'a' * 300} import c\n\n\n@nki.jit\ndef k(x):\n    return c(x)\n")
+    assert run(["lint", str(path)]) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

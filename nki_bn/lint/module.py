@@ -191,7 +191,8 @@ def _source_of(importer: Path, dotted: str) -> tuple[Path | None, str]:
     if folder is None:
         return None, name
     for path in (folder.with_suffix(".py"), folder / "__init__.py"):
-        if path.is_file():
+        # The method of the path would raise for a name that is too long.
+        if os.path.isfile(path):
             return path, name
     return None, name
 

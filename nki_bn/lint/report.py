@@ -32,7 +32,7 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     files, wrong = files_of(paths)
     complaints = [*([] if paths else ["PATH: none was given"]), *_wrong_versions(versions), *wrong]
     if complaints:
-        print("\n".join(f"nki-bn lint: {complaint}" for complaint in complaints), file=sys.stderr)
+        print("\n".join(f"nki-bn lint: {_on_a_line(complaint)}" for complaint in complaints), file=sys.stderr)
         return WRONG_USE
     library = Library()
     found = {finding for file in files for finding in lint_with(library, file, versions)}
@@ -54,6 +54,11 @@ def explain(code: str) -> int:
         f"--explain: got {code!r}, accepted are {len(codes)} codes from {min(codes)} to {max(codes)}", file=sys.stderr
     )
     return WRONG_USE
+
+
+def _on_a_line(text: str) -> str:
+    """With what would break a line or steer a terminal escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _text(findings: Sequence[Finding]) -> str:

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         return _refuse(f"unknown option {arguments[0]}" if arguments else "no script given")
     script = Path(arguments[0])
-    if not script.is_file():
+    if not os.path.isfile(script):  # the method would raise for a name that is too long
         return _refuse(f"{script} is not a file")
     choice = os.environ.get(CHOICE_VARIABLE, "embedded")
     if choice != "embedded":
