@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fuzz.__main__ import SURFACES
-from fuzz.command import run
+from fuzz.command import command_line, run
 from fuzz.interpretation import Operand, Step
 from fuzz.memory import Tile
 from fuzz.programs import Program
 from fuzz.simulator import check_program
 from fuzz.surface import HangError, Surface, check_refusal, limited, run_examples
+from fuzz.watching import Plan, fuzz
 from hypothesis import strategies as st
 
 from nki_bn.bench.rows import read_records
@@ -53,6 +58,53 @@ def test_a_fault_is_found_and_a_hang_ends() -> None:
         run_examples(Surface(st.integers(0, 99), check), 200, 0)
     with pytest.raises(HangError), limited(0.05):
         time.sleep(5)
+
+
+def quick(value: int) -> None:
+    assert isinstance(value, int)
+
+
+def idle(value: int) -> None:
+    """A hang that Python code can be interrupted in, and that takes any Exception for its own."""
+    while value >= 0:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+
+
+def deaf(value: int) -> None:
+    """A hang that heeds no signal."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    idle(value)
+
+
+def killed(value: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def greedy(value: int) -> None:
+    np.zeros(1 << 40, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "said"),
+    [
+        (quick, 0, "^some: nothing found in 200 examples, 0.0 minutes\n$"),
+        (idle, 1, "^a fault with --seed 5: HangError from\n  number 7\nsome: a fault in 1 examples"),
+        (deaf, 1, "^a hang: not done after 1 s, and not to be interrupted\n  number 7\nsome: a fault in 1 examples"),
+        (killed, 1, "^the process has ended, with code -9, in\n  number 7\nsome: a fault in 1 examples"),
+        (
+            greedy,
+            1,
+            "^a fault with --seed 5: .*MemoryError from\n  number 7\nlooking .*\nsome: a fault in .*--seed 5 finds",
+        ),
+    ],
+)
+def test_hangs_and_deaths_are_told_with_their_example(
+    check: Callable[[int], None], code: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    surface = Surface(st.just(7) if code else st.integers(), check, "number {}".format)
+    assert fuzz(Plan("some", 0.01, 5, 0.2, 0.5), surface) == code
+    assert re.search(said, capfd.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +149,14 @@ def test_of_several_values_for_one_element_the_last_one_stays() -> None:
 
 
 SHUFFLE = [1, 255, *range(2, 32)]
+
+
+@pytest.mark.parametrize("words", [["plan", "a b", ""], ["lint", "9" * 5000], ["lint", "'" * 120, "\x1b"]])
+def test_commands_are_told_as_a_shell_takes_them(words: list[str]) -> None:
+    line = command_line(words)
+    script = line.replace("nki-bn", "printf '%s\\0'", 1)
+    out = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout
+    assert out.decode().split("\0")[:-1] == words and len(line) < 100
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "\udcff"])

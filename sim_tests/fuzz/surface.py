@@ -19,31 +19,60 @@ from hypothesis import strategies as st
 PATIENCE = 60.0
 
 
-class HangError(Exception):
-    """An example took longer than ``PATIENCE``."""
+class HangError(BaseException):
+    """An example took too long. No Exception, as sweeps record those and go on, and Hypothesis repeats them."""
 
 
 @dataclass(frozen=True)
 class Surface:
-    """``check`` raises for an example of ``examples`` that shows a fault."""
+    """``check`` raises for an example of ``examples`` that shows a fault; ``shown`` is how to tell of it."""
 
     examples: st.SearchStrategy[Any]
     check: Callable[[Any], None]
+    shown: Callable[[Any], str] = repr
 
 
-def run_examples(surface: Surface, number: int, seed: int) -> int:
+class Watch:
+    """Is told of every example before it runs, and of the first one of every round that shows a fault."""
+
+    def begins(self, example: str) -> None:
+        """It runs from now on."""
+
+    def ends(self) -> None:
+        """No example runs."""
+
+    def fails(self, example: str, error: BaseException) -> None:
+        """It showed a fault; a search for a smaller one may follow."""
+
+
+def run_examples(
+    surface: Surface, number: int, seed: int, watch: Watch | None = None, patience: float = PATIENCE
+) -> int:
     """Check ``number`` examples drawn from ``seed``, or fewer where there are no more; how many they were.
 
     Raises:
         Exception: what the check of the smallest example found raises, with the example in its notes.
+        HangError: an example took longer than ``patience`` seconds; it is in the notes.
     """
-    count = 0
+    count, failed, told = 0, False, watch or Watch()
 
     def check(example: Any) -> None:
-        nonlocal count
+        nonlocal count, failed
         count += 1
-        with limited(PATIENCE):
-            surface.check(example)
+        shown = surface.shown(example)
+        told.begins(shown)
+        try:
+            with limited(patience):
+                surface.check(example)
+        except (Exception, HangError) as error:
+            if isinstance(error, HangError):
+                error.add_note(shown)
+            if not failed:
+                failed = True
+                told.fails(shown, error)
+            raise
+        finally:
+            told.ends()
 
     options = settings(max_examples=number, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     test: Callable[[], None] = hypothesis.seed(seed)(options(given(surface.examples)(check)))
@@ -53,10 +82,10 @@ def run_examples(surface: Surface, number: int, seed: int) -> int:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise a HangError in the block when it takes longer."""
+    """Raise a HangError in the block when it takes longer, as soon as Python code runs there."""
 
     def late(signum: int, frame: FrameType | None) -> None:
-        raise HangError(f"not done after {seconds} s")
+        raise HangError(f"not done after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
