@@ -90,7 +90,7 @@ def _values(name: str) -> tuple[str, ...]:
 # What a complaint says beside the argument: what is accepted, or what is wrong with a file or with the options as such.
 SAYS = re.compile(
     r"accepted|choose from|are required|expected|unrecognized arguments|not allowed with|ambiguous option|is unknown"
-    r"|cannot be (read|written): |no such file|:\d+: |has no timing|: FILE: none was given"
+    r"|cannot be (read|written)( as a .npz file)?: |no such file|:\d+: |has no timing|: FILE: none was given"
 )
 # Per command: options with a value, flags, and how many files or names come without an option.
 OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, int]]] = {
