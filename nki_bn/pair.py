@@ -95,6 +95,7 @@ def autograd(case: ForwardCase, dy: Array) -> dict[str, Float64]:
     return {"y": y.detach().numpy()} | {name: g.numpy() for name, g in zip(leaves, gradients, strict=True)}
 
 
+@np.errstate(all="ignore")
 def allowances(case: ForwardCase, dy: Array, arithmetic: Arithmetic) -> dict[str, Allowance]:
     """Those of forward and backward at exact statistics, and what the forward's statistics may be off in addition."""
     exact = _at_exact_statistics(case, dy)

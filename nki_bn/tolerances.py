@@ -214,8 +214,9 @@ def _input_term(want: BackwardReference, count: int) -> Float64:
 
 
 def _mean_part(mean: Array, var: Array, eps: float) -> Float64:
-    """|mean|*rstd [C]."""
-    part: Float64 = np.abs(mean.astype(np.float64)) / np.sqrt(var.astype(np.float64) + eps)
+    """|mean|*rstd [C]; of no meaning, as the results are, where given statistics and eps are all 0."""
+    with np.errstate(all="ignore"):
+        part: Float64 = np.abs(mean.astype(np.float64)) / np.sqrt(var.astype(np.float64) + eps)
     return part
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+import warnings
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def test_replicas_with_one_value_per_channel(tmp_path: Path) -> None:
     code, said, complained = run(["bench", str(path), "--batch", "1", "--replicas", "2"])
     assert code == 2 and not said
     assert "net 3 has 1 value per channel in a batch of 1; accepted: more than 1" in complained
+
+
+@pytest.mark.parametrize("op", [("eval",), ("bwd", "--eval"), ("pair", "--eval")])
+@pytest.mark.parametrize("mean", ["0", "1e3"])
+def test_variances_and_eps_of_zero_warn_of_nothing(mean: str, op: tuple[str, ...]) -> None:
+    with warnings.catch_warnings(action="error"):
+        code, said, complained = run(
+            ["verify", "--shape", "3,2", "--eps", "0", "--std", "0", "--mean", mean, "--op", *op]
+        )
+    assert code == 0 and not complained and "nan" in said
 
 
 LONG = "9" * 5000

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import warnings
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,7 +220,8 @@ def check_arguments(example: list[str]) -> None:
 def run(example: list[str]) -> tuple[Any, str, str]:
     """The exit code of a command, and what it wrote to standard output and standard error."""
     said, complained = _Stream("strict"), _Stream("backslashreplace")
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+    # Warnings that were given before are given again: an example does not depend on those before it.
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained), warnings.catch_warnings():
         try:
             code: Any = main(example)
         except SystemExit as left:
