@@ -30,9 +30,9 @@ OPERATIONS = {
     "eval": "the forward in eval",
     "pair": "forward, then backward, against float64 autograd (needs torch)",
 }
-# What --input takes the place of, with the defaults for drawn inputs.
-# Of a seed: what Python turns into a number, which is a few times as many.
+# Of a seed. Python turns a few times as many into a number.
 _SEED_DIGITS = 1000
+# What --input takes the place of, with the defaults for drawn inputs.
 _DRAWN = {"shape": None, "dtype": "float32", "mean": 0.0, "std": 1.0, "seed": 0}
 
 
