@@ -118,6 +118,13 @@ def test_chunks_wide_enough_to_be_cut_in_two(dtype: str, tensor: bool, sets: int
     check(case, layout, "resident", 1, "trn2", "high")
 
 
+def test_a_core_whose_sets_come_as_rows_beside_one_with_a_last_set() -> None:
+    """Core 0 has two whole sets of 70 channels, core 1 one and a smaller one: neither holds all that the plan lists."""
+    case = Draw((2, 279, 45)).case()
+    layout = ResidentLayout("channel", 70, 1, 1, 1, 1, 1, 90, 11, False, 5, 0, True, True)
+    check(case, layout, "resident", 2, "trn2", "high")
+
+
 @pytest.mark.parametrize("tensor", [False, True])
 @pytest.mark.parametrize("need", NEEDS)
 def test_fewer_outputs_have_the_same_bits(need: tuple[str, ...], tensor: bool) -> None:

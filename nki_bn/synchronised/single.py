@@ -125,7 +125,7 @@ def _run(requests: Sequence[Any], plans: Sequence[Any], exchange: Exchange) -> l
     results = run_replicas(launches, problem.lnc, options)
     for request, plan, result in zip(requests, plans, results, strict=True):
         if request.problem.count:
-            execute.check_memory(result, plan.sbuf_bytes)
+            execute.check_memory(result, plan)
     return results
 
 
