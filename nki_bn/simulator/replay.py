@@ -44,9 +44,9 @@ from nki_bn.simulator.recording import Recorder
 from nki_bn.simulator.tensor import NkiTensor
 from nki_bn.simulator.world import World
 
-# Kinds of launches that are known, and instructions of those that can be repeated, a few kilobytes each. The kind that
+# Kinds of launches that are known, and instructions of those that can be repeated, some 7 kilobytes each. The kind that
 # was launched longest ago goes first.
-_MOST_KNOWN, _MOST_STEPS = 1000, 200_000
+_MOST_KNOWN, _MOST_STEPS = 1000, 100_000
 
 
 def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, options: RunOptions) -> SimulationResult:
