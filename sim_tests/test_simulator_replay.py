@@ -108,6 +108,26 @@ def test_partly_begun_sums() -> None:
     same(kernel, [(x,) for x in arrays()], runs=2)
 
 
+def test_a_pattern_that_the_kernel_changes_afterwards() -> None:
+    def kernel(x: Any) -> Any:
+        pattern, counted, selected = [[1, 6]], tile(), tile()
+        nisa.iota(dst=counted, pattern=pattern)
+        nisa.affine_select(
+            dst=selected,
+            pattern=pattern,
+            channel_multiplier=0,
+            on_true_tile=load(x),
+            on_false_value=0.0,
+            cmp_op=nl.greater,
+            offset=-2,
+        )
+        pattern[0][0] = -1
+        nisa.tensor_tensor(dst=selected, data1=selected, data2=counted, op=nl.add)
+        return store(selected)
+
+    same(kernel, [(x,) for x in arrays()], runs=2)
+
+
 def test_registers_of_engines_begin_anew() -> None:
     """Accumulators that no command resets, and generators that no seed sets."""
 

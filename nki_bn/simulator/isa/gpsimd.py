@@ -44,10 +44,10 @@ def iota(
     """
     operands = Operands("iota")
     dst = operands.tile("dst", dst, checks.SBUF)
-    _check_pattern("iota", pattern, offset, channel_multiplier, dst)
+    steps = _check_pattern("iota", pattern, offset, channel_multiplier, dst)
 
     def compute() -> list[Array]:
-        values = _affine(pattern, offset, channel_multiplier, dst.shape[0])
+        values = _affine(steps, offset, channel_multiplier, dst.shape[0])
         return [values.view(np.uint32) if dst.dtype == "uint32" else values]
 
     return issue("iota", "gpsimd", [dst], operands.indices, compute, name=name)
@@ -80,7 +80,7 @@ def affine_select(
     operands = Operands("affine_select")
     dst, source = operands.tile("dst", dst, checks.SBUF), operands.tile("on_true_tile", on_true_tile, checks.SBUF)
     checks.same_layout("affine_select", on_true_tile=source, dst=dst)
-    _check_pattern("affine_select", pattern, offset, channel_multiplier, dst)
+    steps = _check_pattern("affine_select", pattern, offset, channel_multiplier, dst)
     operator = alu.find("affine_select", "cmp_op", cmp_op).name
     require(
         operator in alu.COMPARISONS,
@@ -89,7 +89,7 @@ def affine_select(
     checks.number("affine_select", "on_false_value", on_false_value)
 
     def compute() -> list[Array]:
-        mask = alu.evaluate(operator, _affine(pattern, offset, channel_multiplier, dst.shape[0]), np.int32(0))
+        mask = alu.evaluate(operator, _affine(steps, offset, channel_multiplier, dst.shape[0]), np.int32(0))
         values = raw(source) if source.dtype == dst.dtype else alu.read(source)
         fill = cast(np.asarray(on_false_value, np.float32), values.dtype)
         return [np.where(mask, values, fill)]
@@ -97,8 +97,11 @@ def affine_select(
     return issue("affine_select", "gpsimd", [dst], [source, *operands.indices], compute, name=name, op=operator)
 
 
-def _check_pattern(instruction: str, pattern: Pattern, offset: Any, channel_multiplier: Any, dst: NkiTensor) -> None:
-    """Integers everywhere, at most four pairs, and as many elements as ``dst`` has per partition."""
+def _check_pattern(instruction: str, pattern: Pattern, offset: Any, channel_multiplier: Any, dst: NkiTensor) -> Pattern:
+    """The pairs of ``pattern``, which the kernel may change afterwards.
+
+    Checked are: integers everywhere, at most four pairs, and as many elements as ``dst`` has per partition.
+    """
     if not isinstance(pattern, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pattern):
         raise TypeError(f"{instruction} pattern must be a list of pairs [step, count], got {pattern!r}")
     require(
@@ -116,6 +119,7 @@ def _check_pattern(instruction: str, pattern: Pattern, offset: Any, channel_mult
         size == checks.columns(dst) and all(count >= 1 for _, count in pattern),
         f"{instruction} pattern {pattern!r} has {size} elements, dst has {checks.columns(dst)} per partition",
     )
+    return tuple((step, count) for step, count in pattern)
 
 
 def _affine(pattern: Pattern, offset: int | VirtualRegister, channel_multiplier: int, partitions: int) -> Array:
