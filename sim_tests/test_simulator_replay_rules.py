@@ -137,6 +137,21 @@ def test_masked_writes_to_new_memory() -> None:
     same(kernel, inputs, runs=LAUNCHES, strict=False)
 
 
+def test_masked_writes_decide_to_what_a_product_adds() -> None:
+    """All bytes are written, through another tile at the same address."""
+
+    def kernel(x: Any, predicate: Any) -> Any:
+        data, chosen = load(x), load(predicate)
+        nisa.memset(dst=nl.ndarray((6, 6), "float32", buffer=nl.psum, address=(0, 0)), value=5.0)
+        sums = nl.ndarray((6, 6), "float32", buffer=nl.psum, address=(0, 0))
+        nisa.tensor_copy_predicated(dst=sums, src=1.0, predicate=chosen)
+        nisa.nc_matmul(dst=sums, stationary=data, moving=data)
+        return store(sums)
+
+    rng = np.random.default_rng(0)
+    same(kernel, [(x, rng.integers(0, 2, (6, 6)).astype(np.uint8)) for x in arrays()], runs=LAUNCHES)
+
+
 def test_unwritten_memory_that_a_lenient_run_reads() -> None:
     def kernel(x: Any) -> Any:
         data = tile()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nki_bn.simulator.memory import WRITTEN, Storage
+from nki_bn.simulator.memory import WRITTEN, MemoryRegion, Storage
 from nki_bn.simulator.numerics import Array, cast
 from nki_bn.simulator.storing import Masked, Result, overlaps_itself, store
 
@@ -44,8 +44,8 @@ class Recorder:
             self.refuse(f"{tensor!r} is read where nothing was written")
 
     def check_write(self, tensor: NkiTensor, shadow: Array, result: Result) -> None:
-        """What counts as written afterwards does not depend on values, and no constant is written."""
-        if isinstance(result, Masked) and not (shadow & WRITTEN).all():
+        """What counts as written, and as begun, afterwards does not depend on values, and no constant is written."""
+        if isinstance(result, Masked) and not ((shadow & WRITTEN).all() and _begun(tensor)):
             self.refuse(f"what of {tensor!r} is written depends on values")
         if tensor.storage.is_input and tensor.storage not in self.arguments:
             self.refuse(f"the constant {tensor!r} is written")
@@ -54,6 +54,11 @@ class Recorder:
         """``core`` computes and writes the results to ``writes``."""
         if self.keeps_steps and not self.refusal:
             self.steps.append((core, _step(compute, writes)))
+
+
+def _begun(tensor: NkiTensor) -> bool:
+    """Whether products add to all that is in ``tensor``, so that it does not matter what is written next."""
+    return tensor.buffer is not MemoryRegion.psum or bool(tensor.begun().all())
 
 
 def _step(compute: Compute, writes: Sequence[NkiTensor]) -> Callable[[], object]:
