@@ -19,6 +19,7 @@ from repeating import LAUNCHES, Counted, arrays, doubled, same, tile
 import nki_bn
 from nki_bn.execute import simulation
 from nki_bn.simulator import RunOptions, replay
+from nki_bn.simulator.launch import _signature
 
 pytestmark = pytest.mark.skipif(VENDOR, reason="only the embedded simulator repeats launches")
 
@@ -279,6 +280,14 @@ def test_launches_inside_a_kernel_and_from_threads() -> None:
             np.testing.assert_array_equal(result, 2 * x)
 
 
+def test_a_kernel_that_forgets() -> None:
+    def kernel(x: Any) -> Any:
+        replay.forget()
+        return doubled(x)
+
+    same(kernel, [(x,) for x in arrays()], runs=LAUNCHES)
+
+
 def test_arrays_are_not_kept() -> None:
     kept = []
     for x in arrays():
@@ -286,6 +295,31 @@ def test_arrays_are_not_kept() -> None:
         result = outputs(doubled, given, replay=True)
         kept += [weakref.ref(given), weakref.ref(result)]
     del given, result
+    gc.collect()
+    assert [ref() is None for ref in kept] == [True] * len(kept)
+
+
+def test_functions_are_not_kept() -> None:
+    """What a kernel has closed over may be large."""
+
+    def scaled_by(factors: Any) -> Any:
+        def kernel(x: Any) -> Any:
+            result = tile()
+            nisa.tensor_scalar(dst=result, data=load(x), op0=nl.multiply, operand0=float(factors[0]))
+            return store(result)
+
+        return kernel
+
+    kept = []
+    for turn in range(3):
+        factors = np.full(1000, float(turn))
+        kernel = scaled_by(factors)
+        kept.append(weakref.ref(factors))
+        for x in arrays():
+            np.testing.assert_array_equal(outputs(kernel, x, replay=True), np.float32(turn) * x)
+    del factors, kernel
+    outputs(doubled, arrays()[0], replay=True)
+    _signature.cache_clear()
     gc.collect()
     assert [ref() is None for ref in kept] == [True] * len(kept)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -61,9 +62,45 @@ class Plan(nl.NKIObject):
     factor: float
 
 
+class Bits(enum.IntFlag):
+    """Values without names, as flags of integers have them."""
+
+    ONE = 1
+
+
+class Named(tuple[int, ...]):
+    factor: float
+
+
+@dataclass
+class Measured(float):
+    """A number that has a field beside."""
+
+    unit: str
+
+    def __new__(cls, value: float, unit: str) -> Measured:
+        return float.__new__(cls, value)
+
+    def __init__(self, value: float, unit: str) -> None:
+        self.unit = unit
+
+
+class Slot:
+    __slots__ = ("factor",)
+
+
+@dataclass
+class Slotted(Slot):
+    __slots__ = ("unit",)
+    unit: str
+
+
 READERS: dict[str, Callable[[Any], float]] = {
     "object": lambda value: value.factor,
     "dataclass": lambda value: value.more,
+    "named": lambda value: value.factor,
+    "measured": float,
+    "slotted": lambda value: value.factor,
     "tuple": lambda value: value[0][0],
 }
 
@@ -80,7 +117,7 @@ def test_other_plans_are_other_launches() -> None:
 
 
 def test_arguments_that_cannot_be_compared_are_never_repeated() -> None:
-    """Objects of other classes, dataclasses with more than their fields, arrays inside of tuples."""
+    """Objects of other classes, dataclasses and tuples with more than their fields, arrays inside of tuples."""
 
     class Factors:
         def __init__(self, value: float) -> None:
@@ -91,14 +128,35 @@ def test_arguments_that_cannot_be_compared_are_never_repeated() -> None:
         object.__setattr__(plan, "more", value)
         return plan
 
+    def marked(value: float, made: Any) -> Any:
+        made.factor = value
+        return made
+
     def kernel(x: Any, value: Any, read: Any) -> Any:
         return scaled(x, float(READERS[read](value)))
 
     x = arrays()[0]
-    makers = {"object": Factors, "dataclass": extended, "tuple": lambda value: (np.full(3, value),)}
+    makers = {
+        "object": Factors,
+        "dataclass": extended,
+        "named": lambda value: marked(value, Named((1,))),
+        "measured": lambda value: Measured(value, "m"),
+        "slotted": lambda value: marked(value, Slotted("m")),
+        "tuple": lambda value: (np.full(3, value),),
+    }
     for read, make in makers.items():
-        for value in (1.0, 2.0, 3.0, 4.0):
+        for value in (8.0, 8.0, 8.0, 16.0):
             np.testing.assert_array_equal(outputs(kernel, x, make(value), read, replay=True), np.float32(value) * x)
+
+
+def test_flags_without_names_are_told_apart() -> None:
+    def kernel(x: Any, value: Any) -> Any:
+        return scaled(x, int(value))
+
+    counted, x = Counted(kernel), arrays()[0]
+    for bits in [8, 16] * LAUNCHES:
+        np.testing.assert_array_equal(outputs(counted.kernel, x, Bits(bits), replay=True), np.float32(bits) * x)
+    assert counted.runs == 2 * 2
 
 
 # --- what is not repeated ---------------------------------------------------------------------------
@@ -150,6 +208,53 @@ def test_masked_writes_decide_to_what_a_product_adds() -> None:
 
     rng = np.random.default_rng(0)
     same(kernel, [(x, rng.integers(0, 2, (6, 6)).astype(np.uint8)) for x in arrays()], runs=LAUNCHES)
+
+
+@dataclass
+class Found:
+    """What a kernel may leave in an argument."""
+
+    factor: float = 2.0
+
+
+def test_arguments_that_a_kernel_changes() -> None:
+    def kernel(x: Any, found: Any) -> Any:
+        if isinstance(found, dict):
+            found["factor"] = 3.0
+        else:
+            found.factor = 3.0
+        return doubled(x)
+
+    for x in arrays():
+        found, names = Found(), {"factor": 2.0}
+        for given in (found, names):
+            np.testing.assert_array_equal(outputs(kernel, x, given, replay=True), 2 * x)
+        assert found.factor == names["factor"] == 3.0
+
+
+def test_results_that_are_objects_of_python() -> None:
+    def kernel(x: Any, found: Any) -> Any:
+        return doubled(x), found, {"factor": 2.0}
+
+    for x in arrays():
+        given = Found()
+        result, found, made = outputs(kernel, x, given, replay=True)
+        np.testing.assert_array_equal(result, 2 * x)
+        assert found is given
+        assert made == {"factor": 2.0}
+        made.clear()
+
+
+def test_numbers_and_strings_among_the_results() -> None:
+    def kernel(x: Any) -> Any:
+        return doubled(x), (None, 1, [2.5, "text"], True)
+
+    counted = Counted(kernel)
+    for x in arrays():
+        result, others = outputs(counted.kernel, x, replay=True)
+        np.testing.assert_array_equal(result, 2 * x)
+        assert others == (None, 1, (2.5, "text"), True)
+    assert counted.runs == 2
 
 
 def test_unwritten_memory_that_a_lenient_run_reads() -> None:
@@ -248,6 +353,41 @@ def test_values_that_an_instruction_refuses() -> None:
         with pytest.raises(NkiValidationError, match="needs an identity as moving"):
             outputs(kernel, x, x, replay=True)
         np.testing.assert_array_equal(outputs(kernel, x, np.eye(4, dtype=np.float32), replay=True), x.T)
+
+
+@pytest.mark.parametrize("scales", [(1, 1, 1, 2), (2, 2, 1, 2), (1, 2, 1, 2), (2, 1, 1, 2)])
+def test_a_kernel_that_goes_on_after_a_value_is_refused(scales: tuple[int, ...]) -> None:
+    def kernel(x: Any, identity: Any) -> Any:
+        turned, result = nl.ndarray((4, 4), "float32", buffer=nl.psum), tile((4, 4))
+        nisa.memset(dst=result, value=0.0)
+        try:
+            nisa.nc_matmul(dst=turned, stationary=load(x), moving=load(identity), is_transpose=True)
+        except NkiValidationError:
+            return store(result)
+        nisa.tensor_copy(dst=result, src=turned)
+        return store(result)
+
+    for x, scale in zip(arrays((4, 4)), scales, strict=True):
+        identity = scale * np.eye(4, dtype=np.float32)
+        np.testing.assert_array_equal(outputs(kernel, x, identity, replay=True), x.T if scale == 1 else 0 * x)
+
+
+def test_a_refused_value_after_an_argument_was_written() -> None:
+    """It cannot be simulated anew: the error says what was refused."""
+
+    def kernel(x: Any, identity: Any, out: Any) -> Any:
+        turned = nl.ndarray((4, 4), "float32", buffer=nl.psum)
+        nisa.dma_copy(dst=out, src=load(x))
+        nisa.nc_matmul(dst=turned, stationary=load(x), moving=load(identity), is_transpose=True)
+        return out
+
+    for x in arrays((4, 4)):
+        out = np.zeros_like(x)
+        outputs(kernel, x, np.eye(4, dtype=np.float32), out, replay=True)
+        np.testing.assert_array_equal(out, x)
+    with pytest.raises(NkiValidationError, match="needs an identity as moving"):
+        outputs(kernel, x, x, out, replay=True)
+    np.testing.assert_array_equal(outputs(kernel, x, np.eye(4, dtype=np.float32), out, replay=True), x)
 
 
 def test_a_failed_first_launch_is_forgotten() -> None:

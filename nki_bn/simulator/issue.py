@@ -89,8 +89,12 @@ def issue(
         return NkiInstruction(record)
     for tensor in reads:
         _check_read(core, record, tensor)
-    with np.errstate(all="ignore"):
-        results = compute()
+    try:
+        with np.errstate(all="ignore"):
+            results = compute()
+    except NkiValidationError:
+        decided_by_value(f"whether {opcode} is an error")
+        raise
     for tensor, result in zip(writes, results, strict=True):
         _write(core, record, tensor, result)
     if core.run.recorder is not None:

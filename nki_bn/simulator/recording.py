@@ -31,6 +31,7 @@ class Recorder:
     steps: list[tuple[Core, Callable[[], object]]] = field(default_factory=list)
     arguments: list[Storage] = field(default_factory=list)
     made: list[Storage] = field(default_factory=list)
+    writes_arguments: bool = False
     refusal: str = ""
 
     def refuse(self, why: str) -> None:
@@ -47,8 +48,10 @@ class Recorder:
         """What counts as written, and as begun, afterwards does not depend on values, and no constant is written."""
         if isinstance(result, Masked) and not ((shadow & WRITTEN).all() and _begun(tensor)):
             self.refuse(f"what of {tensor!r} is written depends on values")
-        if tensor.storage.is_input and tensor.storage not in self.arguments:
-            self.refuse(f"the constant {tensor!r} is written")
+        if tensor.storage.is_input:
+            self.writes_arguments = True
+            if tensor.storage not in self.arguments:
+                self.refuse(f"the constant {tensor!r} is written")
 
     def note(self, core: Core, compute: Compute, writes: Sequence[NkiTensor] = ()) -> None:
         """``core`` computes and writes the results to ``writes``."""

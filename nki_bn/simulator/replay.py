@@ -15,24 +15,23 @@ that keeps its tiles alive, so they are put where they were without asking which
 from __future__ import annotations
 
 import contextvars
-import enum
 import functools
 import threading
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from nki_bn.simulator.alike import can_be_given_again, kind_of
+from nki_bn.simulator.errors import NkiValidationError
 from nki_bn.simulator.launch import (
     Arguments,
     Launch,
     Member,
     SimulationResult,
     check_lnc,
-    framework_of,
     function_of,
     run_members,
     run_replicas,
@@ -62,12 +61,13 @@ def run(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lnc: int, op
             kernel that allocates other tiles than in a launch with such arguments before.
     """
     launch = Launch(kernel, args, kwargs)
+    past = _past
     # Launches at the same time, and inside of another one, have memory of their own: they are simulated.
-    if options.replay and not options.dry and options.precise_fp and _lock.acquire(blocking=False):
+    if options.replay and not options.dry and options.precise_fp and past.lock.acquire(blocking=False):
         try:
-            return _run_known(launch, check_lnc(lnc, options), options)
+            return past.run(launch, check_lnc(lnc, options), options)
         finally:
-            _lock.release()
+            past.lock.release()
     return run_replicas([launch], lnc, options)[0]
 
 
@@ -93,42 +93,89 @@ class _Known:
         """How many instructions are kept."""
         return 0 if self.program is None else self.program.steps
 
+    def refuse(self, why: str) -> None:
+        """Simulate such launches from now on."""
+        self.refusal, self.program = why, None
 
-_lock = threading.Lock()
-_known: OrderedDict[Any, _Known] = OrderedDict()
-# Data and shadow of scratchpads by core, region and size. One program at a time uses them.
-_memory: dict[tuple[int, MemoryRegion, int], tuple[Array, Array]] = {}
+
+class _Past:
+    """What is kept of earlier launches; one launch at a time has the ``lock``.
+
+    ``memory`` is that of tiles: data and shadow of scratchpads by core, region and size.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known: OrderedDict[Any, _Known] = OrderedDict()
+        self.memory: dict[tuple[int, MemoryRegion, int], tuple[Array, Array]] = {}
+
+    def run(self, launch: Launch, lnc: int, options: RunOptions) -> SimulationResult:
+        """Simulate a launch, or repeat an earlier one."""
+        kind = kind_of(launch, lnc, options)
+        known = None if kind is None else self.known.get(kind)
+        if kind is None or (known is not None and known.refusal):
+            return run_replicas([launch], lnc, options)[0]
+        if known is not None and known.program is not None:
+            self.known.move_to_end(kind)
+            return self._repeat(launch, lnc, options, known)
+        if known is None:
+            result, known = _scout(launch, lnc, options)
+        else:
+            result = self._record(launch, lnc, options, known)
+        if kind_of(launch, lnc, options) != kind:
+            known.refuse("the kernel changes an argument that is no array")
+        self.known[kind] = known
+        self.known.move_to_end(kind)
+        self._make_room()
+        return result
+
+    def _make_room(self) -> None:
+        """Forget launches of functions that are gone, and old ones; the newest one stays."""
+        for kind in [kind for kind in self.known if kind[0]() is None]:
+            del self.known[kind]
+        steps = sum(known.steps for known in self.known.values())
+        while len(self.known) > 1 and (len(self.known) > _MOST_KNOWN or steps > _MOST_STEPS):
+            steps -= self.known.popitem(last=False)[1].steps
+
+    def _record(self, launch: Launch, lnc: int, options: RunOptions, known: _Known) -> SimulationResult:
+        """The second launch, which keeps what its instructions compute."""
+        world, recorder = World(1, lnc), Recorder()
+        reserved = {at: self._reserve(at, pad) for at, pad in known.pads.items()}
+        member = Member(launch, Run(options, lnc, world, recorder=recorder, reserved=reserved))
+        (result,) = run_members([member], world)
+        known.refusal = recorder.refusal
+        if not known.refusal:
+            known.program = Program(member, recorder, result)
+        return result
+
+    def _reserve(self, at: tuple[int, MemoryRegion], pad: _Pad) -> Reserved:
+        place = *at, pad.size
+        if place not in self.memory:
+            self.memory[place] = np.zeros(pad.size, np.uint8), np.zeros(pad.size, np.uint8)
+        data, shadow = self.memory[place]
+        return Reserved(Bank(data, 1, shadow), pad.placed, pad.high_water)
+
+    def _repeat(self, launch: Launch, lnc: int, options: RunOptions, known: _Known) -> SimulationResult:
+        program = known.program
+        assert program is not None
+        try:
+            return program.run(launch)
+        except NkiValidationError as error:
+            if program.writes_arguments:
+                raise
+            # The kernel may go on after it; if not, its line is in the traceback.
+            known.refuse(f"values decide whether there is an error: {error}")
+            return run_replicas([launch], lnc, options)[0]
+
+
+_past = _Past()
 
 
 def forget() -> None:
     """Forget all earlier launches, and the memory of their tiles: for kernels that have changed."""
-    with _lock:
-        _known.clear()
-        _memory.clear()
-
-
-def _run_known(launch: Launch, lnc: int, options: RunOptions) -> SimulationResult:
-    key = _key(launch, lnc, options)
-    known = None if key is None else _known.get(key)
-    if key is None or (known is not None and known.refusal):
-        return run_replicas([launch], lnc, options)[0]
-    if known is None:
-        result, _known[key] = _scout(launch, lnc, options)
-        _make_room()
-        return result
-    _known.move_to_end(key)
-    if known.program is not None:
-        return known.program.run(launch)
-    result = _record(launch, lnc, options, known)
-    _make_room()
-    return result
-
-
-def _make_room() -> None:
-    """Forget old launches; the newest one stays."""
-    steps = sum(known.steps for known in _known.values())
-    while len(_known) > 1 and (len(_known) > _MOST_KNOWN or steps > _MOST_STEPS):
-        steps -= _known.popitem(last=False)[1].steps
+    global _past
+    # Another one: a launch that is under way keeps its own to the end.
+    _past = _Past()
 
 
 def _scout(launch: Launch, lnc: int, options: RunOptions) -> tuple[SimulationResult, _Known]:
@@ -136,6 +183,8 @@ def _scout(launch: Launch, lnc: int, options: RunOptions) -> tuple[SimulationRes
     world, recorder = World(1, lnc), Recorder(keeps_steps=False)
     member = Member(launch, Run(options, lnc, world, recorder=recorder))
     (result,) = run_members([member], world)
+    if not can_be_given_again(member.returned):
+        recorder.refuse("the kernel returns something else than tensors, numbers and strings")
     pads = {
         (core.index, pad.region): _Pad(pad.partitions * pad.pitch, pad.placed, pad.high_water)
         for core in member.state.cores
@@ -144,36 +193,19 @@ def _scout(launch: Launch, lnc: int, options: RunOptions) -> tuple[SimulationRes
     return result, _Known(pads, recorder.refusal)
 
 
-def _record(launch: Launch, lnc: int, options: RunOptions, known: _Known) -> SimulationResult:
-    """The second launch, which keeps what its instructions compute."""
-    world, recorder = World(1, lnc), Recorder()
-    reserved = {at: _reserve(at, pad) for at, pad in known.pads.items()}
-    member = Member(launch, Run(options, lnc, world, recorder=recorder, reserved=reserved))
-    (result,) = run_members([member], world)
-    known.refusal = recorder.refusal
-    if not known.refusal:
-        known.program = Program(launch, member, recorder, result)
-    return result
-
-
-def _reserve(at: tuple[int, MemoryRegion], pad: _Pad) -> Reserved:
-    place = *at, pad.size
-    if place not in _memory:
-        _memory[place] = np.zeros(pad.size, np.uint8), np.zeros(pad.size, np.uint8)
-    data, shadow = _memory[place]
-    return Reserved(Bank(data, 1, shadow), pad.placed, pad.high_water)
-
-
 class Program:
-    """What the instructions of a launch compute, in order: so many ``steps``. ``result`` is what that launch left."""
+    """What the instructions of a launch compute, in order: so many ``steps``.
 
-    def __init__(self, launch: Launch, member: Member, recorder: Recorder, result: SimulationResult) -> None:
-        self._function = function_of(launch.kernel)
+    ``result`` is what that launch left; ``writes_arguments`` says whether it wrote into memory of the caller.
+    """
+
+    def __init__(self, member: Member, recorder: Recorder, result: SimulationResult) -> None:
         self._state = member.state
         self._state.recorder = None
         self._returned = member.returned
         self._result = replace(result, outputs=None)
         self._arguments, self._made = recorder.arguments, recorder.made
+        self.writes_arguments = recorder.writes_arguments
         self._sizes = [storage.bank.data.size for storage in self._made]
         self._work = list(_with_cores(recorder.steps))
         self.steps = len(self._work)
@@ -194,7 +226,7 @@ class Program:
 
         arguments = Arguments(self._state, adopt, checks=False)
         try:
-            arguments.bind(self._function, launch.args, launch.kwargs)
+            arguments.bind(function_of(launch.kernel), launch.args, launch.kwargs)
             for storage, size in zip(self._made, self._sizes, strict=True):
                 storage.bank.data = np.empty(size, np.uint8)
             contextvars.copy_context().run(self._repeat)
@@ -224,48 +256,3 @@ def _with_cores(steps: list[tuple[Core, Callable[[], object]]]) -> Iterator[Call
             yield functools.partial(enter, core)
             current = core
         yield step
-
-
-class _NotComparable(Exception):
-    """An argument of which it is unknown whether another one is the same."""
-
-
-def _key(launch: Launch, lnc: int, options: RunOptions) -> Any:
-    """What launches that can stand for each other have in common; None if that is unknown."""
-    function = function_of(launch.kernel)
-    if not isinstance(function, types.FunctionType) or getattr(launch.kernel, "schedule", None):
-        return None
-    try:
-        positional = tuple(map(_argument, launch.args))
-        named = tuple((name, _argument(value)) for name, value in launch.kwargs.items())
-    except _NotComparable:
-        return None
-    return function, lnc, options, positional, named
-
-
-def _argument(value: Any) -> Any:
-    """Equal for arguments that are the same to a kernel: arrays of one kind, shape and dtype, and equal constants."""
-    if framework_of(value) is not None:
-        return type(value), tuple(value.shape), value.dtype
-    return _constant(value)
-
-
-def _constant(value: Any) -> Any:
-    kind = type(value)
-    if value is None or kind in (bool, int, str, bytes):
-        return kind, value
-    if kind is float:
-        return kind, value.hex()
-    if isinstance(value, np.generic):
-        return kind, value.tobytes()
-    if isinstance(value, enum.Enum):
-        return kind, value.name
-    if isinstance(value, tuple):
-        return kind, tuple(map(_constant, value))
-    if kind is dict:
-        return kind, tuple((_constant(key), _constant(item)) for key, item in value.items())
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value)]
-        if getattr(value, "__dict__", {}).keys() <= set(names):
-            return kind, tuple(_constant(getattr(value, name)) for name in names)
-    raise _NotComparable
