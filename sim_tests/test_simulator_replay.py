@@ -20,6 +20,7 @@ import nki_bn
 from nki_bn.execute import simulation
 from nki_bn.simulator import RunOptions, replay
 from nki_bn.simulator.launch import _signature
+from nki_bn.simulator.memory import Storage
 
 pytestmark = pytest.mark.skipif(VENDOR, reason="only the embedded simulator repeats launches")
 
@@ -322,6 +323,22 @@ def test_functions_are_not_kept() -> None:
     _signature.cache_clear()
     gc.collect()
     assert [ref() is None for ref in kept] == [True] * len(kept)
+
+
+def test_where_sums_have_begun_is_not_kept() -> None:
+    """It is as large as the tiles are."""
+
+    def tiles() -> list[Any]:
+        return [one for one in gc.get_objects() if type(one) is Storage and one.region is nl.psum]
+
+    gc.collect()
+    before = tiles()
+    for x in arrays()[:2]:
+        outputs(accumulated, x, replay=True)
+    gc.collect()
+    made = [storage for storage in tiles() if storage not in before]
+    assert made
+    assert not any(storage.begun.size for storage in made)
 
 
 def test_old_launches_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

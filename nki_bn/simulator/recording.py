@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nki_bn.simulator.memory import WRITTEN, MemoryRegion, Storage
 from nki_bn.simulator.numerics import Array, cast
 from nki_bn.simulator.storing import Masked, Result, overlaps_itself, store
@@ -33,6 +35,7 @@ class Recorder:
     made: list[Storage] = field(default_factory=list)
     writes_arguments: bool = False
     refusal: str = ""
+    _sums: list[Storage] = field(default_factory=list)
 
     def refuse(self, why: str) -> None:
         """The run cannot be repeated; the first reason is kept."""
@@ -57,6 +60,12 @@ class Recorder:
         """``core`` computes and writes the results to ``writes``."""
         if self.keeps_steps and not self.refusal:
             self.steps.append((core, _step(compute, writes)))
+            self._sums.extend(tensor.storage for tensor in writes if tensor.buffer is MemoryRegion.psum)
+
+    def close(self) -> None:
+        """Let go of what only a simulation asks for: where sums have begun, which is as large as their tiles."""
+        for storage in self._sums:
+            storage.begun = np.zeros(0, np.bool_)
 
 
 def _begun(tensor: NkiTensor) -> bool:

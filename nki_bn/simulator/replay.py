@@ -209,6 +209,7 @@ class Program:
         self._sizes = [storage.bank.data.size for storage in self._made]
         self._work = list(_with_cores(recorder.steps))
         self.steps = len(self._work)
+        recorder.close()
         self._let_go()
 
     def run(self, launch: Launch) -> SimulationResult:
