@@ -173,23 +173,32 @@ def sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_sweep_goes_on(how: signal.Signals, tmp_path: Path) -> None:
-    """Every row that was written stays, byte by byte, and only the others are run again."""
-    layers = "".join(f"[[layer]]\nchannels = {channels}\nspatial = [9]\ncount = 1\n" for channels in range(1, 61))
-    (tmp_path / "shapes.toml").write_text(f'model = "many"\n{layers}')
-    out = tmp_path / "out.jsonl"
-    running = sweep(tmp_path)
+def stopped(folder: Path, how: signal.Signals, *options: str) -> list[str]:
+    """The rows of cases that are done, after a sweep was ended once it had done two more of them."""
+    out = folder / "out.jsonl"
+    before = out.read_bytes().count(b"\n") if options else 0
+    running = sweep(folder, *options)
     start = time.monotonic()
-    while not (out.exists() and out.read_bytes().count(b"\n") >= 2) and time.monotonic() - start < 60:
+    while not (out.exists() and out.read_bytes().count(b"\n") >= before + 2) and time.monotonic() - start < 60:
         time.sleep(0.002)
     running.send_signal(how)
-    complained = running.communicate(timeout=60)[1]
-    assert running.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130)
-    assert how == signal.SIGKILL or complained == "nki-bn: interrupted\n"
-    done = [line for line in out.read_text().split("\n")[:-1] if json.loads(line)["status"] == "ok"]
-    assert 2 <= len(done) < 60 and [path.name for path in tmp_path.glob("*.part")] == []
+    said, complained = running.communicate(timeout=60)
+    assert running.returncode == (-how if how in (signal.SIGKILL, signal.SIGTERM) else 130), said
+    assert complained == ("nki-bn: interrupted\n" if how == signal.SIGINT else "")
+    assert [path.name for path in folder.glob("*.part")] == []
+    return [line for line in out.read_text().split("\n")[:-1] if json.loads(line)["status"] == "ok"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_sweep_goes_on(how: signal.Signals, tmp_path: Path) -> None:
+    """Every row that was written stays, byte by byte, and only the others are run again; so after a second time."""
+    layers = "".join(f"[[layer]]\nchannels = {channels}\nspatial = [9]\ncount = 1\n" for channels in range(1, 61))
+    (tmp_path / "shapes.toml").write_text(f'model = "many"\n{layers}')
+    done = stopped(tmp_path, how)
+    more = stopped(tmp_path, how, "--resume")
+    assert 2 <= len(done) < len(more) < 60 and more[: len(done)] == done
     again = sweep(tmp_path, "--resume")
     assert again.communicate(timeout=120)[1] == "" and again.returncode == 0
-    assert out.read_text().split("\n")[: len(done)] == done
+    out = tmp_path / "out.jsonl"
+    assert out.read_text().split("\n")[: len(more)] == more
     assert sorted(record.shape[1] for record in read_records(out)) == list(range(1, 61))
