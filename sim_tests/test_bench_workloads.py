@@ -59,7 +59,11 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("channels = 3", "channels = 0", r"file.toml:4: layer\[0\].channels has 0; accepted: integers from 1 up"),
+        (
+            "channels = 3",
+            "channels = 0",
+            r"file.toml:4: layer\[0\].channels has 0; accepted: integers from 1 to 2147483647",
+        ),
         ("channels = 3", "channels = true", r"file.toml:4: layer\[0\].channels has True"),
         ("[4, 5]", '[4, "5"]', r"file.toml:5: layer\[0\].spatial has '5'"),
         ("[4, 5]", "4", r"file.toml:5: layer\[0\].spatial is 4; accepted: a list"),

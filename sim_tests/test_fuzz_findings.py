@@ -58,6 +58,18 @@ def test_replicas_with_one_value_per_channel(tmp_path: Path) -> None:
     assert "net 3 has 1 value per channel in a batch of 1; accepted: more than 1" in complained
 
 
+@pytest.mark.parametrize("batch", [2**31, 10**21])
+def test_batches_of_sweep_files(batch: int, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        f'[[run]]\nmodels = ["mlp"]\nops = ["bwd"]\ndtypes = ["float32"]\nlnc = [1]\nstrategies = ["planned"]\n'
+        f"batch = [{batch}]\n"
+    )
+    code, said, complained = run(["bench", str(path)])
+    assert code == 2 and not said
+    assert f"sweep.toml:7: run[0].batch has {batch}; accepted: integers from 1 to 2147483647" in complained
+
+
 @pytest.mark.parametrize("op", [("eval",), ("bwd", "--eval"), ("pair", "--eval")])
 @pytest.mark.parametrize("mean", ["0", "1e3"])
 def test_variances_and_eps_of_zero_warn_of_nothing(mean: str, op: tuple[str, ...]) -> None:

@@ -11,6 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+# Of sizes and counts: refused here, where the line is known, and not when a shape is made of them.
+_LARGEST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class TomlFile:
@@ -66,11 +69,11 @@ class Table:
         return self.file.error(message, self.name, self.index, key)
 
     def integer(self, key: str) -> int:
-        """A number from 1 up."""
+        """A number from 1 up, that fits into 32 bits."""
         return self._whole(key, self.values[key])
 
     def integers(self, key: str, accepted: Collection[int] | None = None, least: int = 0) -> tuple[int, ...]:
-        """A list of numbers from 1 up, of those ``accepted``, ``least`` of them or more."""
+        """A list of such numbers, of those ``accepted``, ``least`` of them or more."""
         found = tuple(self._whole(key, value) for value in self._list(key))
         if len(found) < least:
             raise self.error(key, f"has {len(found)} numbers; accepted: {least} or more")
@@ -98,8 +101,8 @@ class Table:
         return found
 
     def _whole(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"has {value!r}; accepted: integers from 1 up")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise self.error(key, f"has {value!r}; accepted: integers from 1 to {_LARGEST}")
         return value
 
 
