@@ -156,6 +156,18 @@ def test_masked_writes_over_written_memory() -> None:
     same(kernel, [(x, (x > 0).astype(np.uint8)) for x in arrays()], runs=2)
 
 
+def test_a_row_that_is_repeated_over_partitions() -> None:
+    """The mask of a shuffle is no value: a kernel with a bias is repeated."""
+
+    def kernel(x: Any, bias: Any) -> Any:
+        data = load(x)
+        result = tile()
+        nisa.tensor_tensor(dst=result, data1=data, data2=nl.broadcast_to(load(bias), data.shape), op=nl.add)
+        return store(result)
+
+    same(kernel, [(x, x[0:1]) for x in arrays()], runs=2)
+
+
 def test_chosen_addresses_that_overlap() -> None:
     def kernel(x: Any) -> Any:
         first = tile(address=(0, 64))

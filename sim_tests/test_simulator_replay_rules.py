@@ -174,6 +174,14 @@ def test_a_register_decides() -> None:
     same(by_register, [(x, np.int32([[at]])) for at, x in enumerate(arrays())], runs=LAUNCHES)
 
 
+def test_why_launches_are_not_repeated() -> None:
+    for x in arrays():
+        outputs(doubled, x, replay=True)
+        outputs(by_register, x, np.int32([[0]]), replay=True)
+    assert list(replay.refusals()) == ["by_register"]
+    assert "the register that holds NkiTensor(index" in replay.refusals()["by_register"]
+
+
 def test_rows_that_indices_choose() -> None:
     def kernel(x: Any, rows: Any) -> Any:
         result, chosen = tile(), load(rows)

@@ -49,7 +49,8 @@ class Recorder:
 
     def check_write(self, tensor: NkiTensor, shadow: Array, result: Result) -> None:
         """What counts as written, and as begun, afterwards does not depend on values, and no constant is written."""
-        if isinstance(result, Masked) and not ((shadow & WRITTEN).all() and _begun(tensor)):
+        decides = isinstance(result, Masked) and not result.fixed
+        if decides and not ((shadow & WRITTEN).all() and _begun(tensor)):
             self.refuse(f"what of {tensor!r} is written depends on values")
         if tensor.storage.is_input:
             self.writes_arguments = True

@@ -171,6 +171,16 @@ class _Past:
 _past = _Past()
 
 
+def refusals() -> dict[str, str]:
+    """Kernels, by name, whose last kind of launch is simulated every time, and why."""
+    found: dict[str, str] = {}
+    for kind, known in list(_past.known.items()):
+        function = kind[0]()
+        if function is not None:
+            found[function.__name__] = known.refusal
+    return {name: why for name, why in found.items() if why}
+
+
 def forget() -> None:
     """Forget all earlier launches, and the memory of their tiles: for kernels that have changed."""
     global _past

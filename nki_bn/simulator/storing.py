@@ -13,10 +13,11 @@ from nki_bn.simulator.numerics import Array, cast
 
 @dataclass
 class Masked:
-    """A result of which only the elements with ``mask`` are written."""
+    """A result of which only the elements with ``mask`` are written; a ``fixed`` one does not depend on values."""
 
     values: Array
     mask: Array
+    fixed: bool = False
 
 
 Result = Array | Masked

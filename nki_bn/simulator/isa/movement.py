@@ -148,7 +148,7 @@ def nc_stream_shuffle(
 
     def compute() -> list[Masked]:
         mask = np.broadcast_to(~kept[:, None], (dst.shape[0], checks.columns(dst)))
-        return [Masked(raw(src)[sources], mask)]
+        return [Masked(raw(src)[sources], mask, fixed=True)]
 
     return issue(op, "vector", [dst], [src, *operands.indices], compute, name=name)
 
