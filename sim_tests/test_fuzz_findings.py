@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from fuzz.command import run
+from fuzz.ops import check_call
 
 import nki_bn.torch as nbt
 from nki_bn import hardware
@@ -87,6 +88,15 @@ LONG = "9" * 5000
 def test_odd_names_of_linted_files(name: str, said: str) -> None:
     code, _, complained = run(["lint", name])
     assert code == 2 and complained.startswith(f"nki-bn lint: {said}") and complained.count("\n") == 1
+
+
+def test_sums_of_terms_that_overflow_are_not_judged() -> None:
+    """Terms of opposite sign: the sum may be infinite of either sign, or NaN."""
+    x = np.float32([[[1, -2]]])
+    column = np.ones(1, np.float32)
+    call = {"x": x, "mean": 0 * column, "var": column, "gamma": column, "beta": column, "training": False}
+    for size in (1e38, 3e38):
+        check_call(("bwd", call | {"dy": np.full_like(x, size)}, ()))
 
 
 def test_imports_of_names_beyond_those_of_files(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from repeating import LAUNCHES, Counted, arrays, doubled, same, tile
 import nki_bn
 from nki_bn.execute import simulation
 from nki_bn.simulator import RunOptions, replay
-from nki_bn.simulator.launch import _signature
 from nki_bn.simulator.memory import Storage
 
 pytestmark = pytest.mark.skipif(VENDOR, reason="only the embedded simulator repeats launches")
@@ -332,7 +331,6 @@ def test_functions_are_not_kept() -> None:
             np.testing.assert_array_equal(outputs(kernel, x, replay=True), np.float32(turn) * x)
     del factors, kernel
     outputs(doubled, arrays()[0], replay=True)
-    _signature.cache_clear()
     gc.collect()
     assert [ref() is None for ref in kept] == [True] * len(kept)
 

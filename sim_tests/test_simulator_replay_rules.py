@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -172,6 +173,14 @@ def by_register(x: Any, index: Any) -> Any:
 
 def test_a_register_decides() -> None:
     same(by_register, [(x, np.int32([[at]])) for at, x in enumerate(arrays())], runs=LAUNCHES)
+
+
+def test_partials_keep_their_arguments() -> None:
+    x = arrays()[0]
+    for factor in (2.0, 3.0):
+        for _ in range(LAUNCHES):
+            result = outputs(functools.partial(scaled, factor=factor), x, replay=True)
+            np.testing.assert_array_equal(result, np.float32(factor) * x)
 
 
 def test_why_launches_are_not_repeated() -> None:

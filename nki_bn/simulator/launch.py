@@ -105,11 +105,12 @@ class Member:
     def __init__(self, launch: Launch, state: Run) -> None:
         function = function_of(launch.kernel)
         if not launch.args and not launch.kwargs:
-            raise TypeError(f"kernel {function.__name__} was called without arguments")
+            raise TypeError(f"kernel {getattr(function, '__name__', function)} was called without arguments")
         self.state = state
         self.returned: Any = None
         self._arguments = Arguments(state)
-        self._placed = self._arguments.bind(function, launch.args, launch.kwargs)
+        self.signature = inspect.signature(function)
+        self._placed = self._arguments.bind(self.signature, launch.args, launch.kwargs)
         self._body = _with_memory_keywords(function)
 
     def bodies(self) -> list[Callable[[], Any]]:
@@ -139,7 +140,8 @@ class Member:
 
 def function_of(kernel: Any) -> Any:
     """The function of an ``nki.jit`` kernel; anything else as it is."""
-    return getattr(kernel, "func", kernel)
+    # A partial has an attribute of that name as well, without its arguments.
+    return kernel if isinstance(kernel, functools.partial) else getattr(kernel, "func", kernel)
 
 
 def framework_of(value: Any) -> str | None:
@@ -183,10 +185,10 @@ class Arguments:
         self._torch = False
 
     def bind(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> inspect.BoundArguments:
-        """The arguments of a call of ``function``, with HBM tensors for arrays."""
-        bound = _signature(function).bind(*args, **kwargs)
+        """The arguments of a call of a function, with HBM tensors for arrays."""
+        bound = signature.bind(*args, **kwargs)
         for key, value in bound.arguments.items():
             kind = bound.signature.parameters[key].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
@@ -287,11 +289,6 @@ class Arguments:
                 f"output {tensor!r} is incomplete: {int((flags == 0).sum())} elements were "
                 f"never written (first: {first})"
             )
-
-
-@functools.lru_cache(maxsize=128)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 def _own_copy(array: Array) -> Array:

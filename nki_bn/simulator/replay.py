@@ -32,7 +32,6 @@ from nki_bn.simulator.launch import (
     Member,
     SimulationResult,
     check_lnc,
-    function_of,
     run_members,
     run_replicas,
 )
@@ -212,6 +211,7 @@ class Program:
     def __init__(self, member: Member, recorder: Recorder, result: SimulationResult) -> None:
         self._state = member.state
         self._state.recorder = None
+        self._signature = member.signature
         self._returned = member.returned
         self._result = replace(result, outputs=None)
         self._arguments, self._made = recorder.arguments, recorder.made
@@ -237,7 +237,7 @@ class Program:
 
         arguments = Arguments(self._state, adopt, checks=False)
         try:
-            arguments.bind(function_of(launch.kernel), launch.args, launch.kwargs)
+            arguments.bind(self._signature, launch.args, launch.kwargs)
             for storage, size in zip(self._made, self._sizes, strict=True):
                 storage.bank.data = np.empty(size, np.uint8)
             contextvars.copy_context().run(self._repeat)

@@ -122,9 +122,18 @@ def check_call(example: tuple[str, dict[str, Any], tuple[str, ...]]) -> None:
 
 
 def _may_overflow(arguments: dict[str, Any]) -> bool:
-    """Whether scale and shift may overflow float32, where results are not judged (docs/numerics.md)."""
+    """Whether scale and shift, or partial sums, may overflow float32: then nothing is judged (docs/numerics.md)."""
     columns = [arguments[name] for name in COLUMNS if isinstance(arguments.get(name), np.ndarray)]
-    return not all((np.abs(column.astype(np.float64)) < LARGE).all() for column in columns)
+    if not all((np.abs(column.astype(np.float64)) < LARGE).all() for column in columns):
+        return True
+    if "dy" not in arguments:
+        return False
+    dy, x, mean = (arguments[name].astype(np.float64) for name in ("dy", "x", "mean"))
+    with np.errstate(all="ignore"):
+        terms = np.abs(dy) * np.maximum(np.abs(x - mean.reshape(-1, *[1] * (x.ndim - 2))), 1)
+        sums = terms.sum(axis=(0, *range(2, x.ndim)))
+    # A value that is not finite spoils its channel anyhow, which is judged.
+    return bool((np.isfinite(sums) & (sums > np.finfo(np.float32).max)).any())
 
 
 def _snapshot(value: Any) -> Any:
