@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # The package's kernels depend on their arguments alone, and training launches them with the same shapes time and again.
 _DEFAULT_OPTIONS = RunOptions(replay=True)
+SIMULATOR_VARIABLE = "NKI_SIMULATOR"
+# Whether layers on the CPU are simulated.
+_SWITCH = {None: False, "0": False, "1": True}
 _options: ContextVar[RunOptions] = ContextVar("simulation options", default=_DEFAULT_OPTIONS)
 
 
@@ -206,6 +210,18 @@ def which_nki() -> Installation:
 def has_device() -> bool:
     """Whether this machine has a Neuron device."""
     return Path("/dev/neuron0").exists()
+
+
+def simulating() -> bool:
+    """Whether NKI_SIMULATOR asks for the simulator.
+
+    Raises:
+        ValueError: it is set, and neither 0 nor 1.
+    """
+    value = os.environ.get(SIMULATOR_VARIABLE)
+    if value not in _SWITCH:
+        raise ValueError(f"{SIMULATOR_VARIABLE} is {value!r}; accepted: 0, 1, or not set")
+    return _SWITCH[value]
 
 
 def _launch(kernel: Any, arguments: tuple[Any, ...], problem: Problem, plan: Plan) -> Any:

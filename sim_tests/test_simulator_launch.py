@@ -356,8 +356,10 @@ def test_the_environment_chooses_the_target(monkeypatch: pytest.MonkeyPatch, val
 
 def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9")
-    with pytest.raises(ValueError, match="target 'trn9' is unknown; accepted: trn1"):
+    with pytest.raises(ValueError, match="NEURON_PLATFORM_TARGET_OVERRIDE: target 'trn9' is unknown; accepted: trn1"):
         bare(X)
+    with pytest.raises(ValueError, match="NEURON_PLATFORM_TARGET_OVERRIDE: target 'trn9'"):
+        _ = nl.tile_size.pmax, nl.tile_size.sbuf_fmax
 
 
 @pytest.mark.parametrize(("value", "rounds"), [(None, True), ("1", True), ("0", False)])

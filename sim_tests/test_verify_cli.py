@@ -436,6 +436,25 @@ def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "not ok: RuntimeError: no such engine" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "variable, value, said",
+    [
+        (LNC_VARIABLE, "4", f"4: not accepted: {LNC_VARIABLE} is '4'; accepted on trn2: 1 or 2"),
+        ("NKI_BN_REPLAY", "yes", "yes: not accepted: NKI_BN_REPLAY is 'yes'; accepted: 0, 1"),
+        ("NKI_SIMULATOR", "x", "x: not accepted: NKI_SIMULATOR is 'x'; accepted: 0, 1, or not set"),
+        ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9", "trn9: not accepted: NEURON_PLATFORM_TARGET_OVERRIDE: target "),
+        ("NKI_PRECISE_FP", "yes", "yes: counts as not set; accepted: 0, 1"),
+    ],
+)
+def test_the_doctor_says_which_variable_is_wrong(
+    variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert main(["doctor"]) == int("not accepted" in said)
+    report = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert report[variable].strip().startswith(said)
+
+
 def test_lint_is_wired_to_the_linter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tmp_path / "kernel.py"
     kernel.write_text("import nki\n\n\n@nki.jit\ndef kernel(x, **kwargs):\n    return lambda: x\n")

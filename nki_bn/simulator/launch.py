@@ -27,6 +27,10 @@ from nki_bn.simulator.torch_memory import to_torch, torch_memory
 from nki_bn.simulator.trace import Trace
 from nki_bn.simulator.world import World
 
+TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+PRECISE_VARIABLE = "NKI_PRECISE_FP"
+REPLAY_VARIABLE = "NKI_BN_REPLAY"
+
 
 @dataclass(frozen=True)
 class SimulationResult:
@@ -39,6 +43,32 @@ class SimulationResult:
     options: RunOptions
 
 
+def target_from_environment() -> str:
+    """The target that NEURON_PLATFORM_TARGET_OVERRIDE names, else trn3.
+
+    Raises:
+        ValueError: the target is unknown.
+    """
+    name = os.environ.get(TARGET_VARIABLE, "trn3")
+    try:
+        load_target(name)
+    except ValueError as error:
+        raise ValueError(f"{TARGET_VARIABLE}: {error}") from error
+    return name
+
+
+def replay_from_environment() -> bool:
+    """Whether launches are replayed: NKI_BN_REPLAY is 1.
+
+    Raises:
+        ValueError: it is neither 0 nor 1, nor empty.
+    """
+    replay = os.environ.get(REPLAY_VARIABLE) or "0"
+    if replay not in ("0", "1"):
+        raise ValueError(f"{REPLAY_VARIABLE} is {replay!r}; accepted: 0, 1")
+    return replay == "1"
+
+
 def options_from_environment() -> RunOptions:
     """The vendor's defaults and variables: lenient, float32 operands, target from NEURON_PLATFORM_TARGET_OVERRIDE (else
     trn3), roundings off when NKI_PRECISE_FP is 0. And one of ours: launches are replayed when NKI_BN_REPLAY is 1.
@@ -46,15 +76,12 @@ def options_from_environment() -> RunOptions:
     Raises:
         ValueError: the target is unknown, or NKI_BN_REPLAY neither 0 nor 1.
     """
-    replay = os.environ.get("NKI_BN_REPLAY") or "0"
-    if replay not in ("0", "1"):
-        raise ValueError(f"NKI_BN_REPLAY is {replay!r}; accepted: 0, 1")
     return RunOptions(
-        target=os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3"),
+        target=target_from_environment(),
         strict=False,
         numerics="ideal",
-        precise_fp=os.environ.get("NKI_PRECISE_FP", "1") != "0",
-        replay=replay == "1",
+        precise_fp=os.environ.get(PRECISE_VARIABLE, "1") != "0",
+        replay=replay_from_environment(),
     )
 
 

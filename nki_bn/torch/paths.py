@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from nki_bn import execute
 
-SIMULATOR_VARIABLE = "NKI_SIMULATOR"
-# Whether layers on the CPU are simulated.
-_SWITCH = {None: False, "0": False, "1": True}
 # What a module or a call may ask for; None chooses by the device of the input.
 BACKENDS = ("neuron", "simulator", "torch")
 # Of torch-xla, of the native backend under its name, and of the latter where nobody named it.
@@ -48,7 +43,9 @@ def path_of(device_type: str, backend: str | None) -> str:
         names = " or ".join(sorted(needed[backend]))
         raise ValueError(f"backend is {backend!r} and the input is on {device_type}; accepted: an input on {names}")
     if backend == "simulator" and _would_run_on_a_device():
-        raise RuntimeError(f"backend is 'simulator' beside a Neuron device; accepted with {SIMULATOR_VARIABLE}=1 set")
+        raise RuntimeError(
+            f"backend is 'simulator' beside a Neuron device; accepted with {execute.SIMULATOR_VARIABLE}=1 set"
+        )
     assert backend is not None
     return backend
 
@@ -56,15 +53,8 @@ def path_of(device_type: str, backend: str | None) -> str:
 def _automatic(device_type: str) -> str:
     if device_type in NEURON_DEVICES:
         return "neuron"
-    return "simulator" if device_type == "cpu" and _simulating() else "torch"
-
-
-def _simulating() -> bool:
-    value = os.environ.get(SIMULATOR_VARIABLE)
-    if value not in _SWITCH:
-        raise ValueError(f"{SIMULATOR_VARIABLE} is {value!r}; accepted: 0, 1, or not set")
-    return _SWITCH[value]
+    return "simulator" if device_type == "cpu" and execute.simulating() else "torch"
 
 
 def _would_run_on_a_device() -> bool:
-    return execute.which_nki().kind == "vendor" and execute.has_device() and not _simulating()
+    return execute.which_nki().kind == "vendor" and execute.has_device() and not execute.simulating()
