@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a small residual network on scikit-learn's digits, with torch's batch norm and with the kernels.
 
-    pip install "nki-bn[examples]"
+    pip install '.[examples]'  # in a checkout
     python examples/digits.py --picture digits.png
 
 Both runs start from the same weights and see the same batches. On the CPU the kernels run in the simulator.
@@ -12,13 +12,19 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
+try:
+    import torch
+    from sklearn.datasets import load_digits
+    from torch import nn
 
-import nki_bn.torch as nbt
+    import nki_bn.torch as nbt
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{error}; the extra examples has what is needed: in a checkout, pip install '.[examples]'", name=error.name
+    ) from error
 
 # How far the two curves may be apart, as a share of the first loss. Batch norms agree to 2^-18; training makes more of
 # it, most of all where a ReLU of one run lets a value pass that the other stops. A test derives the figure.
@@ -135,11 +141,29 @@ def draw(plain: list[float], kernels: list[float], picture: Path) -> None:
     figure.savefig(picture, dpi=110, metadata={"Software": None})
 
 
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; accepted: whole numbers from 1 up")
+    return int(text)
+
+
+def _picture(text: str) -> Path:
+    """Refuses, before anything is trained, what cannot be written."""
+    path = Path(text)
+    if path.suffix != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} is of no kind that can be written; accepted: .png")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {path.parent} is no folder")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib is not installed: in a checkout, pip install '.[examples]'")
+    return path
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the comparison from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--picture", type=Path, help="write the two loss curves to this file")
+    parser.add_argument("--steps", type=_steps, default=60, help="of training (60)")
+    parser.add_argument("--picture", type=_picture, metavar="FILE.png", help="write the two loss curves to it")
     options = parser.parse_args(arguments)
     curves = compare(options.steps)
     if options.picture is not None:

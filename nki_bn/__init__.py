@@ -37,7 +37,7 @@ _ELSEWHERE = {
 if importlib.util.find_spec("nki_bn.configs") is None:
     raise ImportError(
         "nki_bn was imported from the folder of its sources, where two of its packages have another place; start "
-        "Python in another folder, or install the project with pip install -e"
+        "Python in another folder, or install the project with pip install -e ."
     )
 
 # What `python -m` runs.

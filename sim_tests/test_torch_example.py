@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +39,48 @@ def test_curves_that_are_apart_are_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(digits, "train", lambda *arguments: next(curves))
     with pytest.raises(RuntimeError, match="further apart than rounding explains"):
         digits.compare(2)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--steps", "0"], "'0' is no number of steps; accepted: whole numbers from 1 up"),
+        (["--steps", "-1"], "'-1' is no number of steps"),
+        (["--picture", "no/digits.png"], "'no/digits.png' cannot be written: no is no folder"),
+        (["--picture", "digits.xyz"], "'digits.xyz' is of no kind that can be written; accepted: .png"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_trained(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = load()
+    monkeypatch.setattr(digits, "compare", lambda steps: pytest.fail("trained"))
+    with pytest.raises(SystemExit, match="2"):
+        digits.main(arguments)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "missing, program, said",
+    [
+        ("torch", "import nki_bn.torch", "torch is not installed; the extra torch has it: .* '.[torch]'"),
+        (
+            "torch",
+            f"import runpy; runpy.run_path({str(EXAMPLE)!r})",
+            ".*torch.*; the extra examples has .* '.[examples]'",
+        ),
+        (
+            "sklearn",
+            f"import runpy; runpy.run_path({str(EXAMPLE)!r})",
+            ".*sklearn.*; the extra examples has .* '.[examples]'",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(missing: str, program: str, said: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and re.match("ModuleNotFoundError: " + said.replace("[", "\\["), last), done.stderr
 
 
 @pytest.mark.nightly

@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch norm for PyTorch: modules, functions and the conversion of models. Needs the extra ``torch``."""
+"""Batch norm for PyTorch: modules, functions and the conversion of models. Needs the extra ``torch``.
+
+Raises:
+    ModuleNotFoundError: on import, where torch is not installed.
+"""
+
+from importlib.util import find_spec
+
+if find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "torch is not installed; the extra torch has it: in a checkout, pip install '.[torch]'", name="torch"
+    )
 
 from nki_bn.torch.convert import convert_batch_norm, convert_sync_batch_norm, revert_batch_norm
 from nki_bn.torch.functional import batch_norm, batch_norm_add_relu, batch_norm_relu
