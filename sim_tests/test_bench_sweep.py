@@ -434,6 +434,7 @@ def test_without_dry_every_layer_is_checked_at_its_own_shape(tmp_path: Path) -> 
     ("arguments", "message"),
     [
         (["resnet51"], "model 'resnet51' is unknown; accepted: cifar8, "),
+        (["smokes"], "unet3d, the sweeps full and smoke, or a path that ends in .toml"),
         (["absent.toml"], "absent.toml cannot be read"),
         (["smoke", "--op", "bwd"], "--op cannot go with the sweep smoke"),
         (["smoke", "--fuse-relu", "mask"], "--fuse-relu cannot go with the sweep smoke"),
