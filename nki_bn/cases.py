@@ -162,6 +162,8 @@ def load(
 
 def _read(path: Path, accepted: Sequence[str], required: Sequence[str]) -> dict[str, Array]:
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive, or one that is cut off; accepted: files of numpy.savez")
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, EOFError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:

@@ -361,9 +361,9 @@ def test_files_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for name, message in (
         ("more.npz", "unknown weight"),
         ("array.npy", "cannot be read as a .npz file"),
-        ("text.npz", "cannot be read as a .npz file"),
-        ("broken.npz", "cannot be read as a .npz file"),
-        ("empty.npz", "cannot be read as a .npz file"),
+        ("text.npz", "text.npz cannot be read as a .npz file: it is no zip archive"),
+        ("broken.npz", "broken.npz cannot be read as a .npz file: it is no zip archive"),
+        ("empty.npz", "empty.npz cannot be read as a .npz file: it is no zip archive"),
         ("deflated.npz", "cannot be read as a .npz file"),
     ):
         assert exit_code(["verify", "--op", "bwd", "--input", str(tmp_path / name)]) == 2
