@@ -208,6 +208,19 @@ def test_the_command(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert ET.fromstring(written[1].read_text(encoding="utf-8")).tag.endswith("svg")
 
 
+def test_files_are_overwritten_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, path in (("-o", tmp_path / "trace.json"), ("--picture", tmp_path / "timeline.svg")):
+        path.write_text("old")
+        command = ["trace", "--op", "bwd", "--shape", "4,64", option, str(path)]
+        with pytest.raises(SystemExit, match="2"):
+            main(command)
+        said = capsys.readouterr()
+        assert f"{path} exists; accepted: another path, or --force to overwrite it" in said.err and not said.out
+        assert path.read_text() == "old"
+        assert main([*command, "--force"]) == 0 and capsys.readouterr().out
+        assert path.read_text(encoding="utf-8") != "old"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -246,7 +259,7 @@ def test_files_that_cannot_be_written(
     ):
         monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(SystemExit) as stop:
-            main(["trace", "--op", "bwd", "--shape", "4,64", "-o", str(path)])
+            main(["trace", "--op", "bwd", "--shape", "4,64", "--force", "-o", str(path)])
         error = capsys.readouterr().err
         assert stop.value.code == 2 and re.fullmatch(f"nki-bn trace: error: {message}.*\n", error)
     assert written.read_text() == "old" and len(list(tmp_path.iterdir())) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nki_bn.bench.output import output_path, write_whole
+from nki_bn.bench.rows import refuse_existing
 from nki_bn.commands import options
 from nki_bn.problem import DTYPES, BackwardProblem, ForwardProblem, Problem
 from nki_bn.simulator import RunOptions, Shaped, SimulationResult
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fuse-relu", choices=["mask", "recompute"], default="none", help=relu)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the timeline")
+    parser.add_argument("--force", action="store_true", help="overwrite these files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         problem = _PROBLEMS[args.op](args.shape, args.dtype, relu=args.fuse_relu, lnc=args.lnc, target=TARGET)
-        _check_target("--output", args.output, ".json")
-        _check_target("--picture", args.picture, ".svg")
+        _check_target("--output", args.output, ".json", args.force)
+        _check_target("--picture", args.picture, ".svg", args.force)
         plan = planner.plan(problem)
     except (TypeError, ValueError) as error:
         args.error(str(error))
@@ -61,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_target(option: str, path: Path | None, suffix: str) -> None:
+def _check_target(option: str, path: Path | None, suffix: str, force: bool) -> None:
     """Refuse a file that cannot be written, before there is anything to write.
 
     Raises:
-        ValueError: another kind of file, or see :func:`nki_bn.bench.output.output_path`.
+        ValueError: another kind of file; it exists, and ``force`` is not given; or see
+            :func:`nki_bn.bench.output.output_path`.
     """
     if path is None:
         return
@@ -73,6 +76,8 @@ def _check_target(option: str, path: Path | None, suffix: str) -> None:
         raise ValueError(f"{option} {path} is of no kind that can be written; accepted: {suffix}")
     try:
         output_path(path)
+        if not force:
+            refuse_existing(path, "--force to overwrite it")
     except ValueError as error:
         raise ValueError(f"{option} {error}") from error
 

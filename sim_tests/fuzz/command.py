@@ -107,7 +107,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, int]]] = {
         ("--residual", "--training", "--eval", "--explain", "--json"),
         (0, 0),
     ),
-    "trace": (("--op", "--shape", "--dtype", "--lnc", "--fuse-relu", "-o", "--picture"), (), (0, 0)),
+    "trace": (("--op", "--shape", "--dtype", "--lnc", "--fuse-relu", "-o", "--picture"), ("--force",), (0, 0)),
     "bench": (
         ("--op", "--dtype", "--batch", "--lnc", "--strategy", "--fuse-relu", "--precision", "--target", "--replicas")
         + ("--sync-mode", "-o"),
