@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fuzz.__main__ import SURFACES
+from fuzz.__main__ import main as fuzz_main
 from fuzz.command import command_line, run
 from fuzz.interpretation import Operand, Step
 from fuzz.memory import Tile
@@ -202,3 +203,13 @@ def test_a_killed_sweep_goes_on(how: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     assert out.read_text().split("\n")[: len(more)] == more
     assert sorted(record.shape[1] for record in read_records(out)) == list(range(1, 61))
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "ten"])
+def test_a_time_that_is_none_is_refused(
+    minutes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--surface", "ops", f"--minutes={minutes}"])
+    with pytest.raises(SystemExit, match="2"):
+        fuzz_main()
+    assert f"'{minutes}' is no time; accepted: finite numbers above 0" in capsys.readouterr().err

@@ -63,6 +63,17 @@ def test_nothing_is_checked_where_a_folder_cannot_be(
     assert not said.out and said.err.startswith(f"nki-bn lint: {path}: {reason}") and said.err.count("\n") == 1
 
 
+def test_a_file_without_kernels_is_named_and_makes_no_difference(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = folder / "plain.py"
+    host.write_text("x = 1\n")
+    assert run_lint([host, host], ("0.6",), as_json=True) == 0
+    said = capsys.readouterr()
+    assert said.err == f"nki-bn lint: {host}: nothing to check, the file does not mention nki\n"
+    assert said.out.strip() == "[]"
+
+
 def test_the_kernels_of_this_project_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_lint([ROOT / "kernels"], ("0.6", "0.7")) == 0
     assert len(files_of([ROOT / "kernels"])[0]) > 20

@@ -35,14 +35,14 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
     for parent, folders, names in os.walk(folder, onerror=unread.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         python = (Path(parent, name) for name in names if name.endswith(".py"))
-        found += [path for path in python if _may_have_kernels(path)]
+        found += [path for path in python if may_have_kernels(path)]
     complaints = [f"{error.filename}: cannot be read: {error.strerror}" for error in unread]
     if not found and not complaints:
         complaints = [f"{folder}: a folder without kernels, accepted are folders with Python files that mention nki"]
     return sorted(found), complaints
 
 
-def _may_have_kernels(path: Path) -> bool:
+def may_have_kernels(path: Path) -> bool:
     """Whether a file mentions nki; one that cannot be read is not passed over."""
     try:
         return os.path.isfile(path) and _NKI.search(path.read_bytes()) is not None

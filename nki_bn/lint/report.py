@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nki_bn.lint.engine import RULES, TABLES, lint_with
-from nki_bn.lint.files import files_of
+from nki_bn.lint.files import files_of, may_have_kernels
 from nki_bn.lint.module import Library
 from nki_bn.lint.rule import ERROR, VERSIONS, Finding
 
@@ -28,6 +28,7 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     Returns:
         0 when there are no errors (warnings allowed), 1 when there are, syntax errors included, 2 when a path is not a
         readable Python file, or a folder without any, or a version is unknown (said on stderr, nothing is checked).
+        Files that do not mention nki are said on stderr, and make no difference.
     """
     files, wrong = files_of(paths)
     complaints = [*([] if paths else ["PATH: none was given"]), *_wrong_versions(versions), *wrong]
@@ -37,6 +38,10 @@ def run_lint(paths: Sequence[str | Path], versions: Sequence[str], as_json: bool
     library = Library()
     found = {finding for file in files for finding in lint_with(library, file, versions)}
     findings = sorted(found)
+    with_findings = {finding.path for finding in findings}
+    for file in dict.fromkeys(files):
+        if str(file) not in with_findings and not may_have_kernels(file):
+            print(_on_a_line(f"nki-bn lint: {file}: nothing to check, the file does not mention nki"), file=sys.stderr)
     print(json.dumps([asdict(finding) for finding in findings], indent=2) if as_json else _text(findings), end="")
     return ERRORS if any(finding.severity is ERROR for finding in findings) else CLEAN
 
