@@ -78,7 +78,7 @@ def test_wrong_arguments_are_refused_before_anything_is_trained(
 )
 def test_what_is_not_installed_is_named_with_its_extra(missing: str, program: str, said: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; {program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and re.match("ModuleNotFoundError: " + said.replace("[", "\\["), last), done.stderr
 
