@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from nki_bn import installation
 from nki_bn.hardware import load_target
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
         TransposedForwardPlan,
         TransposedPlan,
     )
-
-    Plan: TypeAlias = (
-        BackwardPlan | ForwardPlan | ResidentForwardPlan | ResidentPlan | TransposedForwardPlan | TransposedPlan
-    )
+    from nki_bn.predict import Plan
 
 # The package's kernels depend on their arguments alone, and training launches them with the same shapes time and again.
 _DEFAULT_OPTIONS = RunOptions(replay=True)

@@ -441,3 +441,8 @@ def test_replica_groups_do_not_overlap() -> None:
     assert nki.collectives.ReplicaGroup([[0, 1], [2, 3]]).groups == ((0, 1), (2, 3))
     with pytest.raises(ValueError, match="must not overlap"):
         nki.collectives.ReplicaGroup([[0, 1], [1, 2]])
+
+
+def test_an_argument_without_a_counterpart_is_named() -> None:
+    with pytest.raises(TypeError, match="argument x: dtype .*float64.* has no NKI counterpart"):
+        launch(copied, X.astype(np.float64))

@@ -300,3 +300,9 @@ def test_unknown_ways_to_synchronise_are_refused_before_anything_changes(wrong: 
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is '.*; accepted: "):
         nbt.convert_sync_batch_norm(model, **wrong)
     assert type(model[0]) is nn.BatchNorm2d
+
+
+@pytest.mark.parametrize("module", [None, nn.BatchNorm2d, [nn.BatchNorm2d(3)]])
+def test_what_is_no_module_is_refused(module: Any) -> None:
+    with pytest.raises(TypeError, match=r"module is .*; accepted: a torch.nn.Module"):
+        nbt.convert_batch_norm(module)

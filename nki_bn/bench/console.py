@@ -78,7 +78,8 @@ class SweepConsole:
             if not record.ok:
                 place = f"{conditions_of(record)}, {record.layer}, {contender_of(record)}"
                 self._print(f"\nfailed: {place}: {record.error}")
-        self._print(f"\n{len(self._records)} cases, {self.failed} failed. {caveat(self._records)}")
+        number = len(self._records)
+        self._print(f"\n{number} case{'s' * (number != 1)}, {self.failed} failed. {caveat(self._records)}")
 
     def _print(self, text: str) -> None:
         self._progress.console.print(text)

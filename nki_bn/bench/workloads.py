@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +50,21 @@ def load_model(name: str) -> Model:
     Raises:
         ValueError: the name is unknown, or the file is malformed; names file, line and key.
     """
+    check_name(name)
     if name in model_names():
         return model_of(read_bundled("shapes", name))
-    if name.endswith(".toml"):
-        return model_of(read_toml(Path(name), name))
-    raise ValueError(f"model {name!r} is unknown; accepted: {', '.join(model_names())}, or a path that ends in .toml")
+    return model_of(read_toml(Path(name), name))
+
+
+def check_name(name: str, beside: Sequence[str] = ()) -> None:
+    """It is that of a bundled model or of a file; ``beside`` are other names that are accepted where it was given.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if name not in model_names() and not name.endswith(".toml"):
+        accepted = ", ".join((*model_names(), *beside))
+        raise ValueError(f"model {name!r} is unknown; accepted: {accepted}, or a path that ends in .toml")
 
 
 def model_of(file: TomlFile) -> Model:

@@ -119,14 +119,12 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     from nki_bn.bench import grids
     from nki_bn.bench.roofline import roofline_us
     from nki_bn.bench.strategies import problem_of
-    from nki_bn.bench.workloads import model_names
+    from nki_bn.bench.workloads import check_name
 
     sweeps = [name for name in args.names if grids.is_sweep(name)]
     models = tuple(name for name in args.names if name not in sweeps)
     for name in models:
-        if name not in model_names() and not name.endswith(".toml"):
-            known = f"{', '.join(model_names())}, the sweeps {' and '.join(grids.sweep_names())}"
-            raise ValueError(f"model {name!r} is unknown; accepted: {known}, or a path that ends in .toml")
+        check_name(name, [f"the sweeps {' and '.join(grids.sweep_names())}"])
     given = {field: getattr(args, option) for option, field in _GRID.items() if getattr(args, option) is not None}
     if sweeps and given:
         option = next(option for option, field in _GRID.items() if field in given).replace("_", "-")

@@ -236,7 +236,10 @@ class Arguments:
         array = self._as_array(value)
         if array is None:
             return value
-        dtype = dtypes.normalize(array.dtype)
+        try:
+            dtype = dtypes.normalize(array.dtype)
+        except TypeError as error:
+            raise TypeError(f"argument {name}: {error}") from error
         if array.ndim == 0 or array.size == 0:
             raise NkiValidationError(
                 f"argument {name} has shape {array.shape}: HBM tensors have elements and a dimension"

@@ -56,6 +56,11 @@ class FusedReLU(nn.Identity):
         self.relu = (relu,)
 
 
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module is {module!r}; accepted: a torch.nn.Module")
+
+
 def convert_batch_norm(
     module: Module, *, backend: str | None = None, fuse_relu: bool = False, relu_mask: str = "save"
 ) -> Module:
@@ -77,8 +82,10 @@ def convert_batch_norm(
             do more), have hooks or a ``forward`` of their own, or are not initialised yet.
 
     Raises:
+        TypeError: ``module`` is none.
         ValueError: ``backend`` or ``relu_mask`` is unknown.
     """
+    _check_module(module)
     check_backend(backend)
     saves_mask(relu_mask)
     foreign = ((name, layer) for name, layer in _batch_norms(module) if not isinstance(layer, KernelBatchNorm))
