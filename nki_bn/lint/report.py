@@ -54,10 +54,8 @@ def explain(code: str) -> int:
                 taken = ", ".join(f"{version}: {rule.severity(version) or 'ok'}" for version in VERSIONS)
                 print(f"{rule.code} {rule.construct} ({table.title})\n{taken}\n{rule.reason}")
                 return CLEAN
-    codes = [rule.code for rule in RULES]
-    print(
-        f"--explain: got {code!r}, accepted are {len(codes)} codes from {min(codes)} to {max(codes)}", file=sys.stderr
-    )
+    codes = ", ".join(sorted(rule.code for rule in RULES))
+    print(f"nki-bn lint: error: --explain: got {code!r}; accepted: {codes}", file=sys.stderr)
     return WRONG_USE
 
 
